@@ -3,12 +3,12 @@
 //! PID 1 outlives the agent, so the connection is made once. Without it the agent still serves;
 //! requests for GPUs and for the boot record fail with an error that says so.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use firstlight_init_control::{FromInit, MAX_LINE, ToInit, decode, encode};
+use firstlight_init_control::{FromInit, MAX_LINE, RequestId, ToInit, decode, encode};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -28,12 +28,62 @@ const MODULE_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Control {
     messages: mpsc::UnboundedSender<ToInit>,
-    records: Mutex<VecDeque<oneshot::Sender<String>>>,
-    modules: Mutex<Vec<PendingModule>>,
+    pending: Mutex<Pending>,
 }
 
-/// A requested kernel module and the receiver of the result.
-type PendingModule = (String, oneshot::Sender<Option<String>>);
+/// A reply of PID 1 to a request.
+#[derive(Debug)]
+enum Reply {
+    /// The boot record as JSON.
+    Record(String),
+    /// Why a kernel module was not loaded, if it was not.
+    Module(Option<String>),
+}
+
+/// Why there is no reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NoReply {
+    /// The connection is closed or was never established.
+    NotConnected,
+    /// The timeout is over.
+    TimedOut,
+}
+
+/// Requests without a reply, by id.
+#[derive(Debug, Default)]
+struct Pending {
+    last: u64,
+    replies: BTreeMap<RequestId, oneshot::Sender<Reply>>,
+    closed: bool,
+}
+
+impl Pending {
+    /// Adds a request; `None` after the connection was closed.
+    fn add(&mut self) -> Option<(RequestId, oneshot::Receiver<Reply>)> {
+        if self.closed {
+            return None;
+        }
+        let (sender, receiver) = oneshot::channel();
+        self.last += 1;
+        let id = RequestId(self.last);
+        self.replies.insert(id, sender);
+        Some((id, receiver))
+    }
+
+    /// Completes a request. A reply without a known id is dropped: its request has timed out.
+    fn complete(&mut self, id: Option<RequestId>, reply: Reply) {
+        if let Some(sender) = id.and_then(|id| self.replies.remove(&id)) {
+            // The receiver may have been dropped.
+            let _ = sender.send(reply);
+        }
+    }
+
+    /// Fails all requests, now and later.
+    fn close(&mut self) {
+        self.closed = true;
+        self.replies.clear();
+    }
+}
 
 impl Control {
     /// Connects and copies GPU state from PID 1 into `view`. Returns at once; messages are queued
@@ -41,7 +91,7 @@ impl Control {
     #[must_use]
     pub fn connect(path: &Path, view: watch::Sender<View>) -> Arc<Self> {
         let (messages, queue) = mpsc::unbounded_channel();
-        let control = Arc::new(Self { messages, records: Mutex::default(), modules: Mutex::default() });
+        let control = Arc::new(Self { messages, pending: Mutex::default() });
         let path = path.to_owned();
         let follower = Arc::clone(&control);
         tokio::spawn(async move {
@@ -51,8 +101,7 @@ impl Control {
             };
             log::error!("PID 1 at {}: {why}", path.display());
             view.send_modify(|view| view.disconnected = Some(why));
-            follower.records().clear();
-            follower.modules().clear();
+            follower.pending().close();
         });
         control.send(ToInit::Subscribe);
         if crate::log::queue().is_some() {
@@ -62,12 +111,25 @@ impl Control {
         control
     }
 
-    fn records(&self) -> std::sync::MutexGuard<'_, VecDeque<oneshot::Sender<String>>> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> std::sync::MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn modules(&self) -> std::sync::MutexGuard<'_, Vec<PendingModule>> {
-        self.modules.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Sends a request and waits for its reply.
+    async fn request(
+        &self,
+        timeout: Duration,
+        request: impl FnOnce(RequestId) -> ToInit,
+    ) -> std::result::Result<Reply, NoReply> {
+        let (id, receiver) = self.pending().add().ok_or(NoReply::NotConnected)?;
+        self.send(request(id));
+        match tokio::time::timeout(timeout, receiver).await {
+            Ok(reply) => reply.map_err(|_| NoReply::NotConnected),
+            Err(_) => {
+                self.pending().replies.remove(&id);
+                Err(NoReply::TimedOut)
+            }
+        }
     }
 
     /// Asks PID 1 to load a kernel module.
@@ -75,17 +137,16 @@ impl Control {
     /// # Errors
     /// PID 1 failed to load it (with its reason), is not connected, or did not reply in time.
     pub async fn load_module(&self, name: &str, parameters: &str) -> Result<()> {
-        let unreachable =
-            |why: &str| Error::new(ttrpc::Code::UNAVAILABLE, format!("kernel module {name}: PID 1 {why}"));
-        let (sender, receiver) = oneshot::channel();
-        self.modules().push((name.to_owned(), sender));
-        self.send(ToInit::LoadModule { name: name.to_owned(), parameters: parameters.to_owned() });
-        match tokio::time::timeout(MODULE_TIMEOUT, receiver).await {
-            Ok(Ok(None)) => Ok(()),
-            Ok(Ok(Some(why))) => Err(Error::new(ttrpc::Code::FAILED_PRECONDITION, why)),
-            Ok(Err(_)) => Err(unreachable("is not connected")),
-            Err(_) => Err(unreachable("did not load it in time")),
-        }
+        let (requested, parameters) = (name.to_owned(), parameters.to_owned());
+        let request = |id| ToInit::LoadModule { id: Some(id), name: requested, parameters };
+        let why = match self.request(MODULE_TIMEOUT, request).await {
+            Ok(Reply::Module(None)) => return Ok(()),
+            Ok(Reply::Module(Some(why))) => return Err(Error::new(ttrpc::Code::FAILED_PRECONDITION, why)),
+            Ok(Reply::Record(_)) => "sent another reply",
+            Err(NoReply::NotConnected) => "is not connected",
+            Err(NoReply::TimedOut) => "did not load it in time",
+        };
+        Err(Error::new(ttrpc::Code::UNAVAILABLE, format!("kernel module {name}: PID 1 {why}")))
     }
 
     /// Queues a message to PID 1; never blocks.
@@ -105,19 +166,13 @@ impl Control {
     /// # Errors
     /// PID 1 is not connected or does not reply.
     pub async fn record(&self) -> Result<String> {
-        let unreachable = |why: &str| Error::new(ttrpc::Code::UNAVAILABLE, format!("boot record: PID 1 {why}"));
-        let (sender, receiver) = oneshot::channel();
-        {
-            let mut records = self.records();
-            records.push_back(sender);
-            // Under the lock: replies arrive in the order of the queue.
-            self.messages.send(ToInit::Record).map_err(|_| unreachable("is not connected"))?;
-        }
-        match tokio::time::timeout(REPLY_TIMEOUT, receiver).await {
-            Ok(Ok(record)) => Ok(record),
-            Ok(Err(_)) => Err(unreachable("is not connected")),
-            Err(_) => Err(unreachable("does not reply")),
-        }
+        let why = match self.request(REPLY_TIMEOUT, |id| ToInit::Record { id: Some(id) }).await {
+            Ok(Reply::Record(record)) => return Ok(record),
+            Ok(Reply::Module(_)) => "sent another reply",
+            Err(NoReply::NotConnected) => "is not connected",
+            Err(NoReply::TimedOut) => "does not reply",
+        };
+        Err(Error::new(ttrpc::Code::UNAVAILABLE, format!("boot record: PID 1 {why}")))
     }
 
     /// Reads and writes until either fails; returns the cause.
@@ -152,18 +207,11 @@ impl Control {
                         view.gpus = gpus;
                     });
                 }
-                Ok(FromInit::Record(record)) => {
+                Ok(FromInit::Record { id, record }) => {
                     let text = serde_json::to_string(&record).unwrap_or_default();
-                    if let Some(waiting) = self.records().pop_front() {
-                        let _ = waiting.send(text);
-                    }
+                    self.pending().complete(id, Reply::Record(text));
                 }
-                Ok(FromInit::Module { name, error }) => {
-                    let mut pending = self.modules();
-                    if let Some(at) = pending.iter().position(|(requested, _)| *requested == name) {
-                        let _ = pending.remove(at).1.send(error);
-                    }
-                }
+                Ok(FromInit::Module { id, error, .. }) => self.pending().complete(id, Reply::Module(error)),
                 Ok(FromInit::Log { level, source, text, .. }) => crate::log::forward(&level, &source, &text),
                 // Daemon state is not used by the agent.
                 Ok(FromInit::Daemon { .. }) => {}
@@ -212,24 +260,39 @@ mod tests {
             control.event("container-started", "c1", "");
             let line = lines.next_line().await.unwrap().unwrap();
             assert!(line.contains("container-started") && line.contains("c1"), "{line}");
+            // The replies arrive in another order than the requests.
             let answer = async {
-                assert_eq!(lines.next_line().await.unwrap().unwrap(), "\"record\"");
-                let record = FromInit::Record(Box::new(BootRecord::new("v", 1)));
+                assert_eq!(lines.next_line().await.unwrap().unwrap(), r#"{"record":{"id":1}}"#);
+                let line = lines.next_line().await.unwrap().unwrap();
+                assert!(line.contains(r#""load-module":{"id":2,"name":"dm-mod""#), "{line}");
+                let module =
+                    FromInit::Module { id: Some(RequestId(2)), name: "dm-mod".into(), error: Some("locked".into()) };
+                writer.write_all(&encode(&module).unwrap()).await.unwrap();
+                let record = Box::new(BootRecord::new("v", 1));
+                let record = FromInit::Record { id: Some(RequestId(1)), record };
                 writer.write_all(&encode(&record).unwrap()).await.unwrap();
             };
-            let (record, ()) = tokio::join!(control.record(), answer);
+            let (record, loaded, ()) = tokio::join!(control.record(), control.load_module("dm-mod", "a=1"), answer);
             assert!(record.unwrap().contains("firstlight.boot-record/1"));
-            let answer = async {
-                assert!(lines.next_line().await.unwrap().unwrap().contains("\"load-module\":{\"name\":\"dm-mod\""));
-                let module = FromInit::Module { name: "dm-mod".into(), error: Some("locked".into()) };
-                writer.write_all(&encode(&module).unwrap()).await.unwrap();
-            };
-            let (loaded, ()) = tokio::join!(control.load_module("dm-mod", "a=1"), answer);
             assert_eq!(loaded.unwrap_err().message, "locked");
             drop((lines, writer));
             view.wait_for(|view| view.disconnected.is_some()).await.unwrap();
             assert_eq!(control.record().await.unwrap_err().code, ttrpc::Code::UNAVAILABLE);
         });
+    }
+
+    #[test]
+    fn reply_completes_its_own_request_once() {
+        let mut pending = Pending::default();
+        let (first, mut one) = pending.add().unwrap();
+        let (second, mut two) = pending.add().unwrap();
+        pending.complete(None, Reply::Module(None));
+        pending.complete(Some(second), Reply::Module(Some("no".into())));
+        pending.complete(Some(second), Reply::Module(None));
+        assert!(matches!(two.try_recv(), Ok(Reply::Module(Some(why))) if why == "no"));
+        assert!(first != second && one.try_recv().is_err());
+        pending.close();
+        assert!(one.try_recv().is_err() && pending.add().is_none());
     }
 
     #[test]

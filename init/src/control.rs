@@ -255,9 +255,9 @@ mod tests {
         client.write_all(&line[..5]).unwrap();
         assert_eq!(server.turn(), []);
         client.write_all(&line[5..]).unwrap();
-        client.write_all(&encode(&ToInit::Record).unwrap()).unwrap();
+        client.write_all(&encode(&ToInit::Record { id: None }).unwrap()).unwrap();
         let heard: Vec<_> = server.turn().into_iter().map(|(_, message)| message).collect();
-        assert_eq!(heard, [ToInit::PowerOff { reason: "x".into() }, ToInit::Record]);
+        assert_eq!(heard, [ToInit::PowerOff { reason: "x".into() }, ToInit::Record { id: None }]);
     }
 
     #[test]
@@ -317,7 +317,7 @@ mod tests {
         client.write_all(b"{\"reboot\":1}\n").unwrap();
         assert_eq!(server.turn(), []);
         assert!(matches!(answer(&client), FromInit::Refused { .. }));
-        client.write_all(&encode(&ToInit::Record).unwrap()).unwrap();
+        client.write_all(&encode(&ToInit::Record { id: None }).unwrap()).unwrap();
         assert_eq!(server.turn().len(), 1);
     }
 

@@ -301,11 +301,12 @@ mod tests {
     use crate::plan::check;
 
     #[test]
-    fn the_plan_makes_sense_and_each_daemon_is_a_unit() {
+    fn the_plan_makes_sense_and_each_unit_is_there_once() {
         let graph = check(PLAN).unwrap();
         assert_eq!(graph.nodes().len(), PLAN.len());
-        let daemons = PLAN.iter().filter(|unit| matches!(unit.id, UnitId::Daemon(_)));
-        assert_eq!(daemons.count(), DaemonId::ALL.len());
+        for (at, unit) in PLAN.iter().enumerate() {
+            assert!(PLAN[..at].iter().all(|other| other.id != unit.id), "{}", unit.id);
+        }
     }
 
     #[test]
@@ -330,6 +331,12 @@ mod tests {
         ] {
             assert!(!seen.contains(&at(id)), "the agent waits for {id}");
         }
+    }
+
+    #[test]
+    fn each_daemon_is_a_unit() {
+        let daemons = PLAN.iter().filter(|unit| matches!(unit.id, UnitId::Daemon(_)));
+        assert_eq!(daemons.count(), DaemonId::ALL.len());
     }
 
     #[test]

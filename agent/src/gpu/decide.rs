@@ -1,6 +1,7 @@
 //! Decides whether the requested GPUs are ready: a pure function of the state reported by PID 1.
 
-use firstlight_boot_record::{Gpu, GpuPhase};
+use firstlight_boot_record::GpuPhase;
+use firstlight_init_control::GpuState;
 use firstlight_pci::Address;
 use ttrpc::Code;
 
@@ -11,7 +12,7 @@ use crate::error::Error;
 #[derive(Debug, Clone, PartialEq)]
 pub enum Decision {
     /// All requested GPUs are ready: these.
-    Ready(Vec<Gpu>),
+    Ready(Vec<GpuState>),
     /// At least one is not ready yet.
     Wait(Missing),
     /// A GPU failed, or PID 1 is unreachable.
@@ -26,7 +27,7 @@ pub enum Missing {
     /// The PCI bus has not been scanned.
     Scan,
     /// This GPU, in its last reported state.
-    Gpu(Box<Gpu>),
+    Gpu(Box<GpuState>),
     /// A GPU that is on the bus and that PID 1 has not reported yet.
     Plugged(Address),
 }
@@ -49,10 +50,10 @@ pub fn decide(view: &View, requested: &[GpuSelector]) -> Decision {
     if !view.scanned {
         return wait_or_fail(view, Missing::Scan);
     }
-    let mut ready = Vec::<Gpu>::new();
+    let mut ready = Vec::<GpuState>::new();
     let mut missing = None;
     for which in requested {
-        let gpus: Vec<&Gpu> = match which {
+        let gpus: Vec<&GpuState> = match which {
             // A name is resolved by the CDI file, which is complete when every GPU is ready or
             // failed.
             GpuSelector::Name(_) | GpuSelector::All => present(view).collect(),
@@ -103,7 +104,7 @@ fn wait_or_fail(view: &View, missing: Missing) -> Decision {
 }
 
 /// Returns the GPUs that have not been unplugged.
-fn present(view: &View) -> impl Iterator<Item = &Gpu> {
+fn present(view: &View) -> impl Iterator<Item = &GpuState> {
     view.gpus.iter().filter(|gpu| gpu.phase != GpuPhase::Removed)
 }
 
@@ -121,14 +122,14 @@ fn unknown(view: &View, which: &GpuSelector) -> Error {
     Error::invalid(format!("no GPU {which}: this guest has {known}"))
 }
 
-fn failed(gpu: &Gpu, code: Code) -> Error {
+fn failed(gpu: &GpuState, code: Code) -> Error {
     let end = gpu.end_us.or(gpu.start_us).unwrap_or(0);
     Error::new(code, describe(gpu, end))
 }
 
 /// Describes a GPU's state in one line: address, step, time, attempts, the driver's status code and
 /// last message.
-fn describe(gpu: &Gpu, now_us: u64) -> String {
+fn describe(gpu: &GpuState, now_us: u64) -> String {
     // PID 1's own message about a failed GPU contains all of that.
     if gpu.phase != GpuPhase::Attaching && gpu.detail.contains(&gpu.pci.to_string()) {
         return format!("GPU {}: {}", gpu.index, gpu.detail);
@@ -158,12 +159,10 @@ pub(super) mod tests {
     use firstlight_boot_record::DriverCode;
     use proptest::prelude::*;
 
-    pub(in crate::gpu) fn gpu(index: u32, phase: GpuPhase) -> Gpu {
-        Gpu {
+    pub(in crate::gpu) fn gpu(index: u32, phase: GpuPhase) -> GpuState {
+        GpuState {
             pci: format!("0000:{:02x}:00.0", index + 1).parse().unwrap(),
             index,
-            device_id: 0x2330,
-            minor: Some(index),
             phase,
             step: "wait-open-complete".into(),
             attempts: 1,

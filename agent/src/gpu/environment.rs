@@ -4,6 +4,7 @@
 //! select among the granted ones.
 
 use firstlight_cdi::DeviceName;
+use firstlight_init_control::GpuState;
 
 use super::GpuSelector;
 use crate::error::{Error, Result};
@@ -101,7 +102,7 @@ impl Visible {
     /// Returns the granted GPUs that must be ready. All of them if the variable has a name that is
     /// known only after the attach (a UUID).
     #[must_use]
-    pub fn before_waiting(&self, granted: &[GpuSelector], gpus: &[firstlight_boot_record::Gpu]) -> Vec<GpuSelector> {
+    pub fn before_waiting(&self, granted: &[GpuSelector], gpus: &[GpuState]) -> Vec<GpuSelector> {
         let only = match self {
             Self::All => return granted.to_vec(),
             Self::None => return Vec::new(),
@@ -110,7 +111,7 @@ impl Visible {
         if only.iter().any(|which| matches!(which, GpuSelector::Name(_))) {
             return granted.to_vec();
         }
-        let is = |which: &GpuSelector, gpu: &firstlight_boot_record::Gpu| match which {
+        let is = |which: &GpuSelector, gpu: &GpuState| match which {
             GpuSelector::All => true,
             GpuSelector::Index(index) => gpu.index == *index,
             GpuSelector::Pci(address) => gpu.pci == *address,

@@ -9,8 +9,9 @@ mod visible;
 use std::path::Path;
 use std::time::Duration;
 
-use firstlight_boot_record::{Gpu, GpuPhase};
+use firstlight_boot_record::GpuPhase;
 use firstlight_cdi::{DeviceName, Directory, GPU_KIND, apply};
+use firstlight_init_control::GpuState;
 use firstlight_pci::{Address, Kind};
 use oci_spec::runtime::Spec;
 use tokio::sync::watch;
@@ -31,7 +32,7 @@ pub struct View {
     /// Whether the PCI bus has been scanned; before that the list is not meaningful.
     pub scanned: bool,
     /// In PCI order.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<GpuState>,
     /// Why the connection to PID 1 failed, if it did.
     pub disconnected: Option<String>,
 }
@@ -101,7 +102,7 @@ fn gpu_name(device: &str) -> DeviceName {
 }
 
 /// Returns a GPU's CDI device name: its address if the CDI file has that, otherwise its index.
-fn name(gpu: &Gpu, dir: &Directory) -> DeviceName {
+fn name(gpu: &GpuState, dir: &Directory) -> DeviceName {
     let by_address = gpu_name(&gpu.pci.to_string());
     if dir.has(&by_address) { by_address } else { gpu_name(&gpu.index.to_string()) }
 }
@@ -132,7 +133,7 @@ async fn ready(
     request: &DeviceRequest,
     timeouts: Timeouts,
     sysfs: &Path,
-) -> Result<Vec<Gpu>> {
+) -> Result<Vec<GpuState>> {
     if request.gpus.is_empty() {
         return Ok(Vec::new());
     }

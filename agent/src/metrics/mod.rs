@@ -10,7 +10,8 @@ mod own;
 use std::io::Read;
 use std::path::Path;
 
-use firstlight_boot_record::{Gpu, GpuPhase};
+use firstlight_boot_record::GpuPhase;
+use firstlight_init_control::GpuState;
 use firstlight_metrics_text::{Kind, Text};
 
 use crate::agent::Agent;
@@ -38,7 +39,7 @@ fn read(proc: &Path, file: &str) -> String {
 #[derive(Debug, Clone, Default)]
 pub struct AgentState {
     /// In PCI order; empty without Firstlight's PID 1.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<GpuState>,
     /// Number of containers.
     pub containers: usize,
     /// Log records that were dropped.

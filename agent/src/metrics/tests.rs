@@ -123,10 +123,8 @@ fn metrics_of_a_fake_proc_have_katas_names() {
 
 #[test]
 fn gpu_metrics_have_pci_addresses() {
-    let json = |pci: &str, index: u32, phase: &str, rest: &str| -> Gpu {
-        let text = format!(
-            r#"{{"pci":"{pci}","index":{index},"device_id":1,"phase":"{phase}","step":"","attempts":1{rest}}}"#
-        );
+    let json = |pci: &str, index: u32, phase: &str, rest: &str| -> GpuState {
+        let text = format!(r#"{{"pci":"{pci}","index":{index},"phase":"{phase}","step":"","attempts":1{rest}}}"#);
         serde_json::from_str(&text).unwrap()
     };
     let gpus = vec![json("0000:01:00.0", 0, "ready", r#","attach_us":1500000"#), json("0000:02:00.0", 1, "failed", "")];

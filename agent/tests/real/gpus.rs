@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::support::{Agent, short, spec, with_containers};
 use firstlight_agent_api::firstlight::GetBootRecordRequest;
 use firstlight_agent_api::firstlight_ttrpc::BootRecordClient;
-use firstlight_boot_record::{BootRecord, DriverCode, Gpu, GpuPhase};
-use firstlight_init_control::{FromInit, ToInit, decode, encode};
+use firstlight_boot_record::{BootRecord, DriverCode, GpuPhase};
+use firstlight_init_control::{FromInit, GpuState, ToInit, decode, encode};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::UnixListener;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -31,7 +31,7 @@ impl Init {
         decode(line.unwrap().unwrap().as_bytes()).unwrap()
     }
 
-    pub(crate) async fn publish(&mut self, scanned: bool, gpus: Vec<Gpu>) {
+    pub(crate) async fn publish(&mut self, scanned: bool, gpus: Vec<GpuState>) {
         self.writer.write_all(&encode(&FromInit::Gpus { scanned, gpus }).unwrap()).await.unwrap();
     }
 }
@@ -65,12 +65,10 @@ pub(crate) async fn boot_with(cdi: &str, command_line: &str) -> (Agent, Init) {
     (agent, init)
 }
 
-pub(crate) fn gpu(index: u32, phase: GpuPhase) -> Gpu {
-    Gpu {
+pub(crate) fn gpu(index: u32, phase: GpuPhase) -> GpuState {
+    GpuState {
         pci: format!("0000:{:02x}:00.0", index + 1).parse().unwrap(),
         index,
-        device_id: 0x2330,
-        minor: Some(index),
         phase,
         step: "wait-open-complete".into(),
         attempts: 1,
@@ -187,10 +185,10 @@ fn boot_record_is_served_and_destroy_sandbox_powers_off() {
         let request = GetBootRecordRequest::new();
         let ask = records.get(short(), &request);
         let answer = async {
-            assert_eq!(init.receive().await, ToInit::Record);
+            let ToInit::Record { id } = init.receive().await else { panic!("expected a request for the record") };
             let mut record = BootRecord::new("test", 1);
             record.kernel.command_line = "x".repeat(100_000);
-            init.writer.write_all(&encode(&FromInit::Record(Box::new(record))).unwrap()).await.unwrap();
+            init.writer.write_all(&encode(&FromInit::Record { id, record: Box::new(record) }).unwrap()).await.unwrap();
         };
         let (record, ()) = tokio::join!(ask, answer);
         assert_eq!(BootRecord::from_json(&record.unwrap().json).unwrap().kernel.command_line.len(), 100_000);

@@ -1,12 +1,12 @@
 //! Carries out the effects of components.
 
 use firstlight_boot_record::State;
-use firstlight_init_control::FromInit;
+use firstlight_init_control::{FromInit, RequestId};
 use firstlight_pci::Address;
 
 use super::Supervisor;
 use super::clients::gpu_message;
-use super::effect::Effect;
+use super::effect::{Effect, ModuleRequest};
 use super::threads::Message;
 use crate::actions;
 use crate::clock::{now_us, thread_us};
@@ -69,8 +69,8 @@ impl Supervisor {
             Effect::GpusChanged => self.clients.gpus_changed(),
             Effect::Publish(message) => self.clients.publish(&message),
             Effect::SendState(client) => self.send_state(client),
-            Effect::SendRecord(client) => self.send_record(client),
-            Effect::LoadModule { client, name, parameters } => self.load_module(client, name, parameters),
+            Effect::SendRecord(client, id) => self.send_record(client, id),
+            Effect::LoadModule { request, parameters } => self.load_module(request, parameters),
             Effect::Fail(unit, text) => self.fail(unit, &text),
             Effect::BeginShutdown(goal, reason) => self.begin_shutdown(goal, &reason),
             Effect::Shutdown(event) => self.step_shutdown(event),
@@ -120,29 +120,30 @@ impl Supervisor {
         }
     }
 
-    fn send_record(&mut self, client: ClientId) {
+    fn send_record(&mut self, client: ClientId, id: Option<RequestId>) {
         self.read_whole_log();
         self.save();
-        let record = FromInit::Record(Box::new(self.recorder.record().clone()));
+        let record = FromInit::Record { id, record: Box::new(self.recorder.record().clone()) };
         self.clients.send(client, &record);
     }
 
     /// Loads a module for a client, on a thread: a driver may probe its devices.
-    fn load_module(&mut self, client: ClientId, name: String, parameters: String) {
-        let (inputs, requested) = (self.inputs(), name.clone());
+    fn load_module(&mut self, request: ModuleRequest, parameters: String) {
+        let (inputs, requested) = (self.inputs(), request.clone());
         let spawned = self.threads.spawn("load-module".to_owned(), move |outbox| {
-            let result = actions::load_requested(&inputs, &requested, &parameters);
-            outbox.send(Message::Module(client, requested, result));
+            let result = actions::load_requested(&inputs, &requested.name, &parameters);
+            outbox.send(Message::Module(requested, result));
         });
         if let Err(text) = spawned {
-            self.module_loaded(client, name, Err(text));
+            self.module_loaded(request, Err(text));
         }
     }
 
-    pub(super) fn module_loaded(&mut self, client: ClientId, name: String, result: Result<String, String>) {
+    pub(super) fn module_loaded(&mut self, request: ModuleRequest, result: Result<String, String>) {
+        let ModuleRequest { client, id, name } = request;
         let detail = result.as_ref().unwrap_or_else(|error| error).clone();
         self.recorder.event(now_us(), "module-requested", &cut(name.clone()), &cut(detail));
-        self.clients.send(client, &FromInit::Module { name, error: result.err() });
+        self.clients.send(client, &FromInit::Module { id, name, error: result.err() });
     }
 
     fn start_attach(&mut self, pci: Address, minor: u32) {

@@ -5,9 +5,9 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use firstlight_boot_record::{Gpu, LogLine};
-use firstlight_init_control::{FromInit, ToInit};
+use firstlight_init_control::{FromInit, GpuState, ToInit};
 
-use super::effect::Effect;
+use super::effect::{Effect, ModuleRequest};
 use crate::control::{ClientId, Server};
 use crate::record::cut;
 use crate::shutdown::Goal;
@@ -60,8 +60,10 @@ impl Clients {
                 let (kind, object, detail) = (cut(kind), cut(object), cut(detail));
                 vec![Effect::ClientEvent { at_us: at_us.min(now), kind, object, detail }]
             }
-            ToInit::Record => vec![Effect::SendRecord(client)],
-            ToInit::LoadModule { name, parameters } => vec![Effect::LoadModule { client, name, parameters }],
+            ToInit::Record { id } => vec![Effect::SendRecord(client, id)],
+            ToInit::LoadModule { id, name, parameters } => {
+                vec![Effect::LoadModule { request: ModuleRequest { client, id, name }, parameters }]
+            }
             ToInit::PowerOff { reason } => vec![Effect::BeginShutdown(Goal::PowerOff, cut(reason))],
         }
     }
@@ -104,7 +106,7 @@ impl Clients {
 
 /// Returns the message about all GPUs.
 pub(super) fn gpu_message(scanned: bool, gpus: &[Gpu]) -> FromInit {
-    FromInit::Gpus { scanned, gpus: gpus.to_vec() }
+    FromInit::Gpus { scanned, gpus: gpus.iter().map(GpuState::from).collect() }
 }
 
 #[cfg(test)]
@@ -112,7 +114,7 @@ mod tests {
     use std::io::{BufRead as _, BufReader, Write as _};
     use std::os::unix::net::UnixStream;
 
-    use firstlight_init_control::{decode, encode};
+    use firstlight_init_control::{RequestId, decode, encode};
 
     use super::*;
 
@@ -138,7 +140,10 @@ mod tests {
         let mut effects = |message| request(&mut clients, &mut stream, &message);
         assert_eq!(effects(ToInit::Listening { at_us: 900 }), [Effect::AgentListens(100)]);
         assert!(matches!(effects(ToInit::Subscribe)[..], [Effect::SendState(_)]));
-        assert!(matches!(effects(ToInit::Record)[..], [Effect::SendRecord(_)]));
+        let id = Some(RequestId(4));
+        assert!(matches!(effects(ToInit::Record { id })[..], [Effect::SendRecord(_, Some(RequestId(4)))]));
+        let load = ToInit::LoadModule { id, name: "x".into(), parameters: String::new() };
+        assert!(matches!(&effects(load)[..], [Effect::LoadModule { request, .. }] if request.id == id));
         assert_eq!(effects(ToInit::SubscribeLog), []);
         let reason = "x".repeat(5000);
         let effects = effects(ToInit::PowerOff { reason });

@@ -4,7 +4,7 @@
 //! effects; the main loop carries them out in order, see `carry_out`.
 
 use firstlight_boot_record::{Gpu, LogLine};
-use firstlight_init_control::FromInit;
+use firstlight_init_control::{FromInit, RequestId};
 use firstlight_pci::Address;
 
 use crate::control::ClientId;
@@ -12,6 +12,17 @@ use crate::executor::End;
 use crate::log::Source;
 use crate::shutdown::{self, Goal};
 use crate::unit_id::UnitId;
+
+/// A client's request to load a kernel module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ModuleRequest {
+    /// The client.
+    pub(super) client: ClientId,
+    /// The request's id.
+    pub(super) id: Option<RequestId>,
+    /// The module's name.
+    pub(super) name: String,
+}
 
 /// A request of a component to the main loop.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,15 +88,13 @@ pub(super) enum Effect {
     Publish(FromInit),
     /// Send the state of GPUs and daemons to a new subscriber.
     SendState(ClientId),
-    /// Send the boot record to a client.
-    SendRecord(ClientId),
+    /// Send the boot record to a client as the reply to this request.
+    SendRecord(ClientId, Option<RequestId>),
     /// Load a kernel module for a client.
     LoadModule {
-        /// The client.
-        client: ClientId,
-        /// The module's name.
-        name: String,
-        /// Its parameters.
+        /// The request.
+        request: ModuleRequest,
+        /// The module's parameters.
         parameters: String,
     },
     /// Apply the failure policy to the failure of a unit.

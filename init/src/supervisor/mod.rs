@@ -286,7 +286,7 @@ impl Supervisor {
                 let effects = self.with_gpus(|gpus, context| gpus.answered(pci, answer, context));
                 self.carry_out(effects);
             }
-            Message::Module(client, name, result) => self.module_loaded(client, name, result),
+            Message::Module(request, result) => self.module_loaded(request, result),
             Message::BusScanned(snapshot) => self.bus_scanned(snapshot),
             Message::Driver(result) => self.driver_loaded(result),
             Message::Node(pci, minor) => self.node_made(pci, minor),

@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use firstlight_pci::Address;
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::effect::ModuleRequest;
 use crate::actions::Report;
-use crate::control::ClientId;
 use crate::hotplug::BusSnapshot;
 use crate::open::Answer;
 use crate::shutdown;
@@ -27,7 +27,7 @@ pub(super) enum Message {
     /// An attach ended; its thread's processor time, µs.
     Attach(Address, Answer, u64),
     /// The result of loading a kernel module for a client.
-    Module(ClientId, String, Result<String, String>),
+    Module(ModuleRequest, Result<String, String>),
     /// The result of a PCI bus scan.
     BusScanned(Result<BusSnapshot, String>),
     /// The result of loading the driver for a hotplugged GPU.

@@ -139,7 +139,7 @@ impl Site {
     }
 
     /// Collects logs for a failed test.
-    pub(crate) fn last_words(&self) -> String {
+    pub(crate) fn logs(&self) -> String {
         format!("{}\nconsole:\n{}", self.libvirt.log(), self.console())
     }
 }
@@ -147,7 +147,7 @@ impl Site {
 impl Drop for Site {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            println!("{}", self.last_words());
+            println!("{}", self.logs());
         }
         let _ = self.vsock.kill();
         let _ = self.vsock.wait();

@@ -85,7 +85,7 @@ fn program() -> PathBuf {
 }
 
 /// User and group id of the unprivileged user.
-const NOBODY_ID: u32 = 65_534;
+const UNPRIVILEGED_ID: u32 = 65_534;
 
 /// Returns whether the test runs as root and can switch users.
 pub(super) fn is_root() -> bool {
@@ -283,7 +283,7 @@ impl Place {
     pub(super) fn make_unprivileged_dir(&self, dir: &str) {
         fs::create_dir(self.at(dir)).unwrap();
         if is_root() {
-            chown(self.at(dir), Some(NOBODY_ID), Some(NOBODY_ID)).unwrap();
+            chown(self.at(dir), Some(UNPRIVILEGED_ID), Some(UNPRIVILEGED_ID)).unwrap();
         }
         // The build directory may not be accessible to that user.
         fs::copy(&self.program, self.at("image-builder")).unwrap();
@@ -294,7 +294,7 @@ impl Place {
         let program = self.at("image-builder");
         let mut command = Command::new(if is_root() { Path::new("setpriv") } else { &program });
         if is_root() {
-            let id = NOBODY_ID.to_string();
+            let id = UNPRIVILEGED_ID.to_string();
             command.args(["--reuid", &id, "--regid", &id, "--clear-groups"]).arg(&program);
         }
         let mut command = self.with_archive(command, cache);

@@ -99,9 +99,14 @@ fn base_image_boots_and_failed_boots_are_reported() {
     assert!(good.stdout().contains("boot-done"), "{}", good.stdout());
     assert!(fs::metadata(good.dir.path().join("out/console.log")).unwrap().len() > 0);
 
-    let degraded = boot(dir, &["--append", "firstlight.mode=service-vm-nvl4"]);
+    let degraded = boot(dir, &["--append", "firstlight.mode=gpu"]);
     assert_eq!(degraded.code(), Some(3), "{}", degraded.stdout());
     assert!(degraded.stderr().contains("unit modules-nvidia"), "{}", degraded.stderr());
+
+    // A service VM needs its fabric manager.
+    let failed = boot(dir, &["--append", "firstlight.mode=service-vm-nvl4"]);
+    assert_eq!(failed.code(), Some(1), "{}", failed.stdout());
+    assert!(failed.stderr().contains("boot failed in fabricmanager: "), "{}", failed.stderr());
 
     let dead = boot(dir, &["--append", "rdinit=/nothing"]);
     assert_eq!(dead.code(), Some(1));

@@ -168,6 +168,9 @@ fn overwritten_cache_file_is_refused_by_name() {
     let mut refused = Vec::new();
     for dir in ["unpacked", "kernels"] {
         for file in contents(&place.at("cache").join(dir)).into_keys() {
+            if file.is_symlink() {
+                continue;
+            }
             let good = fs::read(&file).unwrap();
             let Some(last) = good.len().checked_sub(1) else { continue };
             let mut bad = good.clone();
@@ -183,7 +186,7 @@ fn overwritten_cache_file_is_refused_by_name() {
             fs::write(&file, good).unwrap();
         }
     }
-    for expected in ["/files/usr/bin/hello", "/vmlinux", ".ko", "/modules.builtin"] {
+    for expected in ["/files/usr/bin/hello", "/vmlinux", "/digests.json", "/facts.json"] {
         assert!(refused.iter().any(|file| file.ends_with(expected)), "{expected} among {refused:?}");
     }
     // The advice of the error helps.

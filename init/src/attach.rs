@@ -1,30 +1,29 @@
 //! The attach of all GPUs as a state machine: order, deadlines and retries.
 //!
-//! An attach that has begun is never interrupted: a driver that is killed in
-//! the middle can leave a GPU unusable until it is reset. One that misses its
-//! deadline stays watched, and may still end well.
+//! An attach that has started is never interrupted: a driver thread that is killed during an attach
+//! can leave a GPU unusable until it is reset. An attach that exceeds its deadline stays supervised
+//! and may still succeed.
 //!
-//! How long an attach takes is not known beforehand: 2 s on one system, 34 s on
-//! another, and that times the number of GPUs where the driver takes them one
-//! after the other behind its lock. So a deadline counts from the last sign
-//! that something moves: an interrupt of that GPU, or the driver's answer for
-//! another one. Only a limit on the whole counts from the beginning.
+//! The duration of an attach is not known in advance: 2 s on one system, 34 s on another,
+//! multiplied by the number of GPUs if the driver serialises attaches by a global lock. So a
+//! deadline counts from the last sign of progress: an interrupt of the GPU, or the driver's answer
+//! for another GPU. Only the limit of the whole attach counts from its start.
 
-/// How GPUs are attached.
+/// The order in which GPUs are attached.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// All at once.
+    /// All GPUs at the same time.
     Parallel,
-    /// One after the other.
+    /// One GPU after the other.
     Serial,
-    /// All at once; those that fail once more, one after the other, when no
-    /// first attempt is left. Two GPUs can fail because of each other.
+    /// All GPUs at the same time; GPUs that fail are retried one after the other when all first
+    /// attempts have ended, because two attaches can fail because of each other.
     #[default]
     Auto,
 }
 
 impl Policy {
-    /// The word on the command line.
+    /// Returns the value as it is written on the command line.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -34,100 +33,99 @@ impl Policy {
         }
     }
 
-    /// What `self` comes to in this guest. Under confidential computing the
-    /// driver holds its global lock during the whole attach, so that attaching
-    /// at once gains nothing, and nothing is tried twice: there, a GPU whose
-    /// attach failed wants a reset first.
+    /// Returns the effective policy of this guest. Under confidential computing the driver holds
+    /// its global lock during the whole attach, so that parallel attaches are not faster, and
+    /// nothing is retried: a GPU whose attach failed needs a reset first.
     #[must_use]
     pub fn resolve(self, confidential: bool) -> Self {
         if confidential && self == Self::Auto { Self::Serial } else { self }
     }
 
-    /// How often one GPU is tried.
+    /// Returns the maximum number of attempts for one GPU.
     #[must_use]
     pub fn attempts(self) -> u32 {
         if self == Self::Auto { 2 } else { 1 }
     }
 }
 
-/// What happened.
+/// An input of the state machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// This GPU may be attached from now on.
     Begin(usize),
-    /// This GPU's attempt ended well.
+    /// This GPU's attempt succeeded.
     Attached(usize),
-    /// This GPU's attempt ended with an error.
+    /// This GPU's attempt failed.
     Failed(usize),
-    /// This GPU's attempt ended, and the GPU is not here any more.
+    /// This GPU's attempt ended, and the GPU was removed.
     Abandoned(usize),
-    /// This GPU has been seen at work.
+    /// This GPU shows progress.
     Progress(usize),
-    /// Time went by.
+    /// Time has passed.
     Clock,
 }
 
-/// What has to be done. `late` is set for a GPU that has been given up before.
+/// An effect that the caller carries out. `late` is set for a GPU that had timed out before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// Begin an attempt.
+    /// Start an attempt.
     Start(usize),
-    /// The attempt failed and there will be another.
+    /// The attempt failed and will be repeated.
     Retry(usize),
-    /// The GPU can be used.
+    /// The GPU is ready.
     Ready {
-        /// Which.
+        /// The GPU.
         gpu: usize,
-        /// Whether it had been given up.
+        /// Whether it had timed out.
         late: bool,
     },
     /// The GPU cannot be used.
     Failed {
-        /// Which.
+        /// The GPU.
         gpu: usize,
-        /// Whether it had been given up.
+        /// Whether it had timed out.
         late: bool,
     },
-    /// The attempt is past its deadline: the GPU is given up, its attempt goes on.
+    /// The attempt exceeded its deadline: the GPU counts as failed, the attempt continues.
     TimedOut {
-        /// Which.
+        /// The GPU.
         gpu: usize,
-        /// Whether it had been given up.
+        /// Whether it had timed out.
         late: bool,
-        /// Which deadline that was.
+        /// The deadline that was exceeded.
         overdue: Overdue,
     },
 }
 
-/// Which deadline an attempt has missed.
+/// The deadline that an attempt has exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overdue {
-    /// Nothing has moved for [`Limits::silence_us`].
+    /// No progress for [`Limits::silence_us`].
     Silent,
-    /// Something moves, but [`Limits::whole_us`] are over.
+    /// There was progress, but [`Limits::whole_us`] have passed.
     TooLong,
 }
 
-/// How long one attempt may take.
+/// Limits of the duration of one attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Since the last sign that something moves, µs.
+    /// Since the last sign of progress, µs.
     pub silence_us: u64,
-    /// Since its beginning, µs.
+    /// Since its start, µs.
     pub whole_us: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Its unit has not begun.
+    /// Its unit has not started.
     Idle,
     /// Waits for its first attempt.
     Queued,
     /// In the driver.
     InProgress {
-        /// Since then, µs.
+        /// Start of the attempt, µs.
         since: u64,
-        /// When something moved last, µs.
+        /// Time of the last progress, µs.
         moved: u64,
     },
     /// In the driver, past its deadline.
@@ -156,14 +154,14 @@ pub struct Group {
 const NEW: Slot = Slot { state: State::Idle, attempts: 0, given_up: false };
 
 impl Group {
-    /// `gpus` GPUs of which none is attached.
+    /// Creates the state of `gpus` GPUs that are not attached.
     #[must_use]
     pub fn new(policy: Policy, limits: Limits, gpus: usize) -> Self {
         Self { policy, limits, slots: vec![NEW; gpus] }
     }
 
-    /// Resets or adds the slot of a hotplugged GPU. `false` while an
-    /// attempt is in the driver.
+    /// Resets or adds the slot of a hotplugged GPU. Returns `false` while an attempt is in the
+    /// driver.
     pub fn renew(&mut self, gpu: usize) -> bool {
         if gpu >= self.slots.len() {
             self.slots.resize(gpu + 1, NEW);
@@ -175,19 +173,19 @@ impl Group {
         free
     }
 
-    /// How often this GPU was tried.
+    /// Returns the number of attempts for this GPU.
     #[must_use]
     pub fn attempts(&self, gpu: usize) -> u32 {
         self.slots.get(gpu).map_or(0, |slot| slot.attempts)
     }
 
-    /// How one attach is done and how often.
+    /// Returns the effective policy.
     #[must_use]
     pub fn policy(&self) -> Policy {
         self.policy
     }
 
-    /// When [`Event::Clock`] is due next, µs.
+    /// Returns when [`Event::Clock`] is due next, µs.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         self.slots.iter().filter_map(|slot| self.deadline(slot)).min()
@@ -203,7 +201,7 @@ impl Group {
         }
     }
 
-    /// Returns the GPUs that time out at `now` unless activity is found.
+    /// Returns the GPUs that time out at `now` unless progress is found.
     pub fn silent(&self, now: u64) -> impl Iterator<Item = usize> {
         let due = move |slot: &Slot| self.deadline(slot).is_some_and(|at| at <= now) && !self.too_long(slot, now);
         self.slots.iter().enumerate().filter(move |(_, slot)| due(slot)).map(|(gpu, _)| gpu)
@@ -213,7 +211,7 @@ impl Group {
         matches!(slot.state, State::InProgress { since, .. } if since.saturating_add(self.limits.whole_us) <= now)
     }
 
-    /// The driver answered for one GPU, so it may have been what others waited for.
+    /// Records progress of all GPUs: the driver answered for one, which others may have waited for.
     fn all_moved(&mut self, now: u64) {
         for slot in &mut self.slots {
             if let State::InProgress { moved, .. } = &mut slot.state {
@@ -222,7 +220,7 @@ impl Group {
         }
     }
 
-    /// Takes what happened at `now` and says what has to be done.
+    /// Processes an event at time `now` (µs); returns the effects in order.
     pub fn step(&mut self, now: u64, event: Event) -> Vec<Effect> {
         let mut effects = Vec::new();
         match event {

@@ -1,4 +1,4 @@
-//! The CDI file: what a container gets that asks for a GPU.
+//! Writes the CDI specifications, which define what a container with a GPU gets.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use crate::driver_files::{self, DriverSpec};
 use crate::nodes;
 use crate::root::Root;
 
-/// Nodes that every container with a GPU gets, if the driver made them.
+/// Device nodes of every container with a GPU, if the driver created them.
 const COMMON: &[&str] = &["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
 
 /// The file with the GPUs.
@@ -23,18 +23,18 @@ const FILE: &str = "nvidia.json";
 /// The file with the driver's libraries and programs.
 const DRIVER_FILE: &str = "nvidia-driver.json";
 
-/// A GPU that can be used.
+/// A GPU that is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadyGpu {
     /// Position in PCI order.
     pub index: u32,
-    /// Its address.
+    /// The PCI address.
     pub pci: Address,
-    /// Minor of its node.
+    /// Minor number of its node.
     pub minor: u32,
 }
 
-/// Why the file could not be written.
+/// Why a specification could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what} {path}: {source}")]
 pub struct CdiError {
@@ -60,7 +60,7 @@ fn numbered(path: String, major: u32, minor: u32) -> DeviceNode {
     }
 }
 
-/// A GPU's node and those of its instances.
+/// The nodes of a GPU and of its MIG instances.
 #[derive(Debug)]
 struct Nodes {
     own: DeviceNode,
@@ -83,8 +83,8 @@ impl Nodes {
         Self { instances: instances.collect(), own }
     }
 
-    /// Returns the GPU with all of its instances. In MIG mode it is unusable without
-    /// them, and a container that is granted the whole GPU may choose one.
+    /// Returns the nodes of the GPU with all of its instances. In MIG mode the GPU cannot be used
+    /// without them, and a container that is granted the whole GPU may choose one.
     fn whole(&self) -> Vec<DeviceNode> {
         let mut all = vec![self.own.clone()];
         for node in self.instances.iter().flatten() {
@@ -96,13 +96,14 @@ impl Nodes {
     }
 }
 
-/// To open a capability is to have it: nothing is written to one.
+/// Returns the device of a capability. A process that can open the node for reading has the
+/// capability; nothing is written to it.
 fn capability(node: nodes::CapabilityNode) -> DeviceNode {
     let permissions = Some("r".to_owned());
     DeviceNode { file_mode: Some(node.mode), permissions, ..numbered(node.path, node.major, node.minor) }
 }
 
-/// What the driver's files say of a GPU.
+/// A GPU's data from the driver's files.
 #[derive(Debug)]
 struct OutputLine {
     minor: u32,
@@ -116,21 +117,20 @@ impl OutputLine {
     }
 }
 
-/// The driver's data of each GPU, read once: the file is rewritten with all ready
-/// GPUs whenever another becomes ready.
+/// The driver's data of each GPU, read once: the specification is rewritten with all ready GPUs
+/// whenever another becomes ready.
 #[derive(Debug, Default)]
 pub struct Catalogue {
     said: BTreeMap<Address, OutputLine>,
 }
 
 impl Catalogue {
-    /// A GPU is not what it was: attached, divided or taken out since.
+    /// Removes the cached data of a GPU that was attached, removed, or whose MIG instances changed.
     pub fn forget(&mut self, pci: Address) {
         self.said.remove(&pci);
     }
 
-    /// Writes the specification for these GPUs into the directory where CDI files
-    /// are looked for.
+    /// Writes the specification of these GPUs into the CDI directory.
     ///
     /// # Errors
     /// The directory or the file could not be written.
@@ -140,10 +140,9 @@ impl Catalogue {
         Ok(path)
     }
 
-    /// The specification for these GPUs. Each goes by its index, by its PCI address
-    /// and by its UUID; an instance of one by the GPU's index and its own, counted
-    /// as NVML does (`0:1`); `all` is all of them. The UUIDs of instances are in no
-    /// file of the driver.
+    /// Returns the specification of these GPUs. A GPU's device names are its index, its PCI address
+    /// and its UUID; a MIG instance is named by the GPU's index and its own, counted as by NVML
+    /// (`0:1`); `all` is all GPUs. The driver's files do not contain the UUIDs of instances.
     pub fn spec(&mut self, root: &Root, gpus: &[ReadyGpu]) -> Spec {
         for gpu in gpus {
             if self.said.get(&gpu.pci).is_none_or(|said| said.minor != gpu.minor) {
@@ -156,7 +155,7 @@ impl Catalogue {
         devices.extend(rows.iter().map(|(gpu, said)| device(gpu.index.to_string(), said.nodes.whole())));
         devices.extend(rows.iter().map(|(gpu, said)| device(gpu.pci.to_string(), said.nodes.whole())));
         for (_, said) in &rows {
-            // Two GPUs with one UUID would make the file wrong as a whole.
+            // Two devices with the same name would make the whole file invalid.
             let uuid = said.uuid.clone().filter(|uuid| devices.iter().all(|known| known.name != *uuid));
             devices.extend(uuid.map(|uuid| device(uuid, said.nodes.whole())));
         }
@@ -179,7 +178,7 @@ fn document(root: &Root, devices: Vec<Device>) -> Spec {
         kind: GPU_KIND.to_owned(),
         devices,
         container_edits: ContainerEdits {
-            // Whatever else in an image looks at this variable adds no devices of its own.
+            // Other tools in the image that evaluate this variable must not add devices.
             env: vec!["NVIDIA_VISIBLE_DEVICES=void".to_owned()],
             device_nodes: COMMON.iter().filter_map(|path| node(root, path)).collect(),
             ..ContainerEdits::default()
@@ -187,7 +186,7 @@ fn document(root: &Root, devices: Vec<Device>) -> Spec {
     }
 }
 
-/// Writes a file so that a reader sees the old text or the new one, never a part.
+/// Writes a file atomically: a reader sees the old content or the new content.
 ///
 /// # Errors
 /// The directory or the file could not be written.
@@ -201,17 +200,16 @@ pub fn write_whole(path: &Path, text: &[u8]) -> Result<(), CdiError> {
     let new = PathBuf::from(new);
     let written = File::create(&new).and_then(|mut file| {
         file.write_all(text)?;
-        // A name that is on its disk before what it names would be a part of a file after a crash.
+        // Written to disk before the rename, so that a crash does not leave a truncated file.
         file.sync_all()
     });
     written.map_err(failed("write", &new))?;
     fs::rename(&new, path).map_err(failed("replace", path))
 }
 
-/// Writes the specification of the driver's files, which does not change as
-/// long as the driver runs, into the directory where CDI files are looked for. To
-/// be called before the first GPU is published. An image without any of them
-/// has no such file. Which file of the image it was taken from, if it was.
+/// Writes the specification of the driver's files into the CDI directory. It does not change while
+/// the driver is loaded; call it before the first GPU is published. An image without driver files
+/// has no such specification. Returns the file of the image that it was read from, if there is one.
 ///
 /// # Errors
 /// The directory or the file could not be written.
@@ -227,7 +225,7 @@ pub fn publish_driver(root: &Root) -> Result<Option<String>, CdiError> {
     Ok(image)
 }
 
-/// [`publish_driver`], unless that has been done.
+/// Calls [`publish_driver`] unless the specification exists.
 ///
 /// # Errors
 /// As [`publish_driver`].
@@ -235,7 +233,7 @@ pub fn ensure_driver(root: &Root) -> Result<(), CdiError> {
     if root.path(SPEC_DIR).join(DRIVER_FILE).exists() { Ok(()) } else { publish_driver(root).map(drop) }
 }
 
-/// [`Catalogue::publish`], once.
+/// Calls [`Catalogue::publish`] with an empty cache.
 ///
 /// # Errors
 /// The directory or the file could not be written.
@@ -266,7 +264,7 @@ mod tests {
 
     fn gpus() -> [ReadyGpu; 2] {
         let gpu = |index, pci: &str, minor| ReadyGpu { index, pci: pci.parse().unwrap(), minor };
-        // The driver's minors need not follow the bus.
+        // The driver's minor numbers may be in another order than PCI addresses.
         [gpu(0, "0000:01:00.0", 1), gpu(2, "0000:03:00.0", 0)]
     }
 
@@ -299,7 +297,7 @@ mod tests {
         plant("/proc/devices", "Character devices:\n195 nvidia\n241 nvidia-caps\n");
         for (path, minor) in [("gi1", 10), ("gi1/ci0", 11), ("gi1/ci1", 12), ("gi2", 20), ("gi2/ci0", 21)] {
             let text = format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
-            // The directory goes by the driver's number: this is the GPU with index 0.
+            // The directory has the driver's minor number: this is the GPU with index 0.
             plant(&format!("/proc/driver/nvidia/capabilities/gpu1/mig/{path}/access"), &text);
         }
         let spec = Catalogue::default().spec(&root, &gpus());
@@ -377,7 +375,7 @@ mod tests {
         say(new);
         let spec = catalogue.spec(&root, &[first, second]);
         assert!(spec.device(old).is_some() && spec.device(new).is_none() && spec.device("2").is_some());
-        // Its index is its place now, not what was read.
+        // The index is the current one, not the cached one.
         let moved = ReadyGpu { index: 7, ..first };
         assert!(catalogue.spec(&root, &[moved]).device("7").is_some());
         let other_node = ReadyGpu { minor: 5, ..first };

@@ -1,16 +1,16 @@
-//! The one clock: microseconds since the kernel's start.
+//! The clock of PID 1: microseconds since the kernel's start.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// `CLOCK_BOOTTIME` in µs.
+/// Returns `CLOCK_BOOTTIME` in µs.
 #[must_use]
 pub fn now_us() -> u64 {
     read_us(ClockId::Boottime)
 }
 
-/// A moment, by the clock and by what this process has worked.
+/// A point in time, with the processor time of this process until then.
 #[derive(Debug, Clone, Copy)]
 pub struct Moment {
     /// [`now_us`].
@@ -20,21 +20,21 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// This one.
+    /// Returns the current moment.
     #[must_use]
     pub fn now() -> Self {
         Self { at_us: now_us(), processor_us: process_us() }
     }
 }
 
-/// Processor time of the calling thread so far, µs.
+/// Returns the processor time of the calling thread so far, µs.
 #[must_use]
 pub fn thread_us() -> u64 {
     read_us(ClockId::ThreadCPUTime)
 }
 
-/// Processor time of all threads of this process so far, those that ended
-/// included, µs. That of process 1 begins with what the kernel did as it.
+/// Returns the processor time of all threads of this process so far, including exited ones, µs.
+/// That of process 1 includes the kernel's initialisation.
 #[must_use]
 pub fn process_us() -> u64 {
     read_us(ClockId::ProcessCPUTime)
@@ -52,7 +52,7 @@ pub fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Microseconds as whole milliseconds, for people.
+/// Converts microseconds to whole milliseconds, for texts.
 #[must_use]
 pub fn ms(us: u64) -> u64 {
     us / 1000

@@ -1,4 +1,4 @@
-//! Lines to the console, through a thread: a slow console never delays a unit.
+//! Writes lines to the console on a thread: a slow console does not delay a unit.
 //!
 //! Lines of the boot record have priority over forwarded log lines; both queues
 //! are bounded.
@@ -16,24 +16,25 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::clock::thread_us;
 
-/// The device. Not `/dev/kmsg`, whose messages `quiet` hides.
+/// The device. Not `/dev/kmsg`, whose messages are hidden by `quiet`.
 const DEVICE: &str = "/dev/console";
 
-/// Lines of the record that may wait. A console that takes none any more costs no more memory than these.
+/// Maximum number of queued lines of the record. A console that does not accept output uses no more
+/// memory.
 const MOST: usize = 2048;
 
-/// The bound of queued log lines, bytes.
+/// Maximum size of queued log lines, bytes.
 const MOST_LOG: usize = 128 << 10;
 
-/// Lines on their way.
+/// The queued lines.
 #[derive(Debug, Default)]
 struct Queues {
-    /// The record's and PID 1's own.
+    /// Lines of the boot record and of PID 1.
     record: VecDeque<String>,
     /// Forwarded log lines.
     log: VecDeque<String>,
     log_bytes: usize,
-    /// Lines of each kind for which there was no room.
+    /// Number of lines of each kind that were dropped because the queue was full.
     dropped: usize,
     log_dropped: usize,
     /// Waiters of [`Console::flush`].
@@ -101,7 +102,7 @@ pub struct Console {
 }
 
 impl Console {
-    /// A console that keeps its lines for now.
+    /// Creates a console that queues its lines.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -117,20 +118,20 @@ impl Console {
         self.started = thread.spawn(move || write_all(&shared)).is_ok();
     }
 
-    /// Puts one line, given without its end, behind those of its kind that wait.
+    /// Queues a line, given without newline, after the queued lines of the record.
     pub fn line(&mut self, line: String) {
         self.shared.queues().push(line);
         self.shared.changed.notify_one();
     }
 
-    /// Puts one line of what others say behind all that waits.
+    /// Queues a forwarded log line after all queued log lines.
     pub fn log(&mut self, line: String) {
         self.shared.queues().push_log(line);
         self.shared.changed.notify_one();
     }
 
-    /// Puts one line before all that are kept, except the first, which says who
-    /// speaks. Behind those that wait once the writer runs.
+    /// Queues a line before all queued lines except the first, which has the version. Once the
+    /// writer runs, after all queued lines.
     pub fn urgent(&mut self, line: String) {
         if self.started {
             self.line(line);
@@ -141,20 +142,20 @@ impl Console {
         }
     }
 
-    /// Whether lines are written, not kept.
+    /// Returns whether the writer is started.
     #[must_use]
     pub fn is_started(&self) -> bool {
         self.started
     }
 
-    /// What writing has cost so far: processor time, most of it the kernel's
-    /// while it waits for the host to take a line, µs.
+    /// Returns the processor time of the writer so far, µs; most of it is the kernel's, which polls
+    /// until the host has received a line.
     #[must_use]
     pub fn spent_us(&self) -> u64 {
         self.shared.spent_us.load(Ordering::Relaxed)
     }
 
-    /// Waits until everything is written, but no longer than `limit`.
+    /// Waits until all lines are written, at most for `limit`.
     pub fn flush(&mut self, limit: Duration) {
         self.start();
         let (sender, receiver) = channel();
@@ -164,13 +165,13 @@ impl Console {
     }
 }
 
-/// Opens the console so that neither the open nor a write ever waits in the kernel.
+/// Opens the console so that neither the open nor a write blocks in the kernel.
 fn open() -> io::Result<File> {
     OpenOptions::new().write(true).custom_flags(libc::O_NOCTTY | libc::O_NONBLOCK).open(DEVICE)
 }
 
 fn write_all(shared: &Shared) {
-    // Without a console the lines go nowhere; the record has them all.
+    // Without a console the lines are dropped; the boot record has all of them.
     let mut console = open().ok();
     let mut queues = shared.queues();
     loop {
@@ -186,7 +187,7 @@ fn write_all(shared: &Shared) {
             let done = std::mem::take(&mut queues.flushes);
             drop(queues);
             if let Some(console) = &console {
-                // What the terminal has taken is not yet on the wire.
+                // Bytes that the terminal driver accepted may not have been transmitted.
                 let _ = rustix::termios::tcdrain(console);
             }
             for waiting in done {
@@ -216,8 +217,8 @@ fn write(console: &mut File, mut bytes: &[u8]) {
     }
 }
 
-/// Writes one message to the console and the kernel log, without a thread: for a
-/// panic. Shown under `quiet` too, as kernel messages of priority 3 and less are.
+/// Writes one message to the console and the kernel log without a thread, for a panic. It is shown
+/// under `quiet` too, as kernel messages of priority 3 and less are.
 pub fn last_gasp(text: &str) {
     if let Ok(mut console) = open() {
         let _ = console.write_all(format!("{text}\n").as_bytes());

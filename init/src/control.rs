@@ -10,16 +10,16 @@ use std::path::Path;
 use firstlight_init_control::{FromInit, MAX_LINE, ToInit, decode, encode};
 use rustix::net::sockopt::socket_peercred;
 
-/// Clients at once. The agent is one; the rest is for people who look.
+/// Maximum number of clients. The agent is one; others are for debugging.
 const MOST_CLIENTS: usize = 32;
 
-/// What may wait for a client that does not read, bytes. The record fits many times.
+/// Maximum size of unsent output of a client, bytes: many times the size of the record.
 const MOST_OUTPUT: usize = 8 << 20;
 
-/// Output behind which a client gets no lines of the log, bytes.
+/// Size of unsent output from which on a client gets no log lines, bytes.
 const MOST_LOG: usize = 64 << 10;
 
-/// What is read from one client before others have their turn, bytes.
+/// Maximum number of bytes read from one client per loop iteration.
 const TURN: usize = 64 << 10;
 
 /// The control socket and its clients.
@@ -30,7 +30,7 @@ pub struct Server {
     next: u64,
 }
 
-/// Names a client for as long as it is connected.
+/// Identifies a client while it is connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientId(u64);
 
@@ -41,16 +41,16 @@ struct Client {
     input: Vec<u8>,
     output: Vec<u8>,
     subscribed: bool,
-    /// Whether it reads the log, and how many lines it has missed.
+    /// Whether it subscribed to the log: the number of dropped lines.
     reads_log: Option<u64>,
     gone: bool,
 }
 
 impl Server {
-    /// Listens at `path`, for root only.
+    /// Listens on a socket at `path` that only root can connect to.
     ///
     /// # Errors
-    /// The socket could not be made.
+    /// The socket could not be created.
     pub fn bind(path: &Path) -> io::Result<Self> {
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
@@ -58,13 +58,14 @@ impl Server {
         Ok(Self { listener, clients: Vec::new(), next: 0 })
     }
 
-    /// What to wait for to read: the socket first, then each client, and whether it has unsent output.
+    /// Returns the descriptors to poll: the socket first, then each client, and whether it has
+    /// unsent output.
     pub fn descriptors(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool)> {
         let clients = self.clients.iter().map(|client| (client.stream.as_fd(), !client.output.is_empty()));
         std::iter::once((self.listener.as_fd(), false)).chain(clients)
     }
 
-    /// Takes new connections, reads what clients said, and sends what waits.
+    /// Accepts connections, reads requests, and sends queued output.
     pub fn turn(&mut self) -> Vec<(ClientId, ToInit)> {
         self.accept();
         let mut heard = Vec::new();
@@ -97,14 +98,14 @@ impl Server {
         }
     }
 
-    /// Remembers that a client wants to hear of every change.
+    /// Subscribes a client to changes.
     pub fn subscribe(&mut self, id: ClientId) {
         if let Some(client) = self.clients.iter_mut().find(|client| client.id == id) {
             client.subscribed = true;
         }
     }
 
-    /// Remembers that a client wants to read the log.
+    /// Subscribes a client to the log.
     pub fn subscribe_log(&mut self, id: ClientId) {
         if let Some(client) = self.clients.iter_mut().find(|client| client.id == id) {
             client.reads_log = Some(0);
@@ -117,8 +118,8 @@ impl Server {
         self.clients.iter().any(|client| client.reads_log.is_some())
     }
 
-    /// Sends a line of the log to all who read it. A slow reader misses
-    /// lines, and the next line reports how many.
+    /// Sends a log line to all subscribers of the log. Lines for a slow reader are dropped, and its
+    /// next line contains their number.
     pub fn publish_log(&mut self, message: &FromInit) {
         let Ok(line) = encode(message) else { return };
         for client in &mut self.clients {
@@ -142,7 +143,7 @@ impl Server {
         }
     }
 
-    /// Sends to one client.
+    /// Sends a message to one client.
     pub fn send(&mut self, id: ClientId, message: &FromInit) {
         if let (Some(client), Ok(line)) = (self.clients.iter_mut().find(|client| client.id == id), encode(message)) {
             client.send(&line);
@@ -155,7 +156,7 @@ impl Server {
         self.clients.iter().any(|client| client.subscribed)
     }
 
-    /// Sends to all who subscribed.
+    /// Sends a message to all subscribers of changes.
     pub fn publish(&mut self, message: &FromInit) {
         if let Ok(line) = encode(message) {
             for client in self.clients.iter_mut().filter(|client| client.subscribed) {
@@ -290,7 +291,7 @@ mod tests {
         let mut reader = io::BufReader::new(client);
         let mut next = |server: &mut Server| {
             let mut text = String::new();
-            // What waits goes out as there is room.
+            // Queued output is sent as the socket has room.
             server.turn();
             reader.read_line(&mut text).unwrap();
             decode::<FromInit>(text.as_bytes()).unwrap()

@@ -1,4 +1,4 @@
-//! Disks by their serial number, and their partitions, as sysfs shows them.
+//! Finds disks by their serial number, and their partitions, in sysfs.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -8,18 +8,18 @@ use firstlight_verity::extension;
 
 use crate::root::Root;
 
-/// Where the kernel shows disks.
+/// The directory of block devices.
 const BLOCK: &str = "/sys/block";
 
-/// What is read of a file, bytes: a serial number has 20 on virtio-blk.
+/// Maximum number of bytes read of a file: a serial number has 20 on virtio-blk.
 const MOST: u64 = 64;
 
-/// A disk that says it is an extension.
+/// A disk whose serial number marks it as an extension.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disk {
-    /// The kernel's name of it, such as `vda`.
+    /// The kernel's name, such as `vda`.
     pub name: String,
-    /// The extension, as the host calls it: not checked.
+    /// The name of the extension as set by the host (not validated).
     pub extension: String,
 }
 
@@ -36,20 +36,20 @@ fn text(path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).trim_end_matches(['\n', '\0']).to_owned())
 }
 
-/// The kernel's names of all disks.
+/// Returns the kernel's names of all disks.
 #[must_use]
 pub fn all(root: &Root) -> Vec<String> {
     names(&root.path(BLOCK))
 }
 
-/// Whether a disk has a serial number at all. Asks no disk, which
-/// [`extensions`] does: this is a look at names.
+/// Returns whether any disk has a serial number. Unlike [`extensions`] it does no request to a
+/// disk: it checks only whether the files exist.
 #[must_use]
 pub fn any_serial(root: &Root) -> bool {
     all(root).iter().any(|disk| root.path(BLOCK).join(disk).join("serial").exists())
 }
 
-/// Disks that say they are extensions.
+/// Returns the disks that are marked as extensions.
 #[must_use]
 pub fn extensions(root: &Root) -> Vec<Disk> {
     let of = |name: String| {
@@ -60,14 +60,14 @@ pub fn extensions(root: &Root) -> Vec<Disk> {
     all(root).into_iter().filter_map(of).collect()
 }
 
-/// The nodes of disks with exactly this serial number.
+/// Returns the device nodes of disks with exactly this serial number.
 #[must_use]
 pub fn with_serial(root: &Root, serial: &str) -> Vec<String> {
     let is = |name: &String| text(&root.path(BLOCK).join(name).join("serial")).is_some_and(|it| it == serial);
     all(root).into_iter().filter(is).map(|name| format!("/dev/{name}")).collect()
 }
 
-/// The node of a disk's partition.
+/// Returns the device node of a disk's partition.
 #[must_use]
 pub fn partition(root: &Root, disk: &str, number: u32) -> Option<String> {
     let dir = root.path(BLOCK).join(disk);

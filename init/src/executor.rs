@@ -1,7 +1,7 @@
-//! The plan as a state machine: which unit may start, which never will.
+//! The boot plan as a state machine: decides which units start and which are skipped.
 //!
-//! Pure: time and what happened come in through [`Executor::step`], what has to
-//! be done comes out of it. Threads and clocks are the supervisor's.
+//! Pure: [`Executor::step`] takes the time and an event and returns effects. Threads and clocks
+//! belong to the supervisor.
 
 use std::fmt::Display;
 
@@ -9,65 +9,65 @@ use firstlight_boot_record::{Outcome, Severity};
 
 use crate::plan::{Graph, Node};
 
-/// How a unit's action ended.
+/// The end of a unit's action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
-    /// Done; one line about it.
+    /// It succeeded; a line of detail.
     Ok(String),
-    /// There was nothing to do here; why.
+    /// It was not needed; the reason.
     NotNeeded(String),
-    /// Not done; what went wrong and what to try.
+    /// It failed; the cause and what to try.
     Failed(String),
-    /// The action watches its own time, and it is up.
+    /// The action supervises its own time, which is over.
     TimedOut(String),
 }
 
-/// What happened.
+/// An input of the state machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event<I> {
-    /// The boot begins.
+    /// The boot starts.
     Begin,
     /// A unit's action ended.
     Ended(usize, End),
-    /// The ids of a template's instances are known. Comes before the end of the unit it is expanded by.
+    /// The ids of a template's instances are known. Precedes the end of the unit that reports them.
     Expanded(usize, Vec<I>),
-    /// Time went by.
+    /// Time has passed.
     Clock,
 }
 
-/// What has to be done.
+/// An effect that the caller carries out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// Run this unit's action.
     Start(usize),
-    /// This unit has ended: write it down.
+    /// Record that this unit has ended.
     Ended(usize),
-    /// This required unit did not end well: follow the failure policy.
+    /// Apply the failure policy: this required unit did not succeed.
     RequiredFailed(usize),
-    /// This unit's action ended after it had been given up.
+    /// This unit's action ended after the unit had timed out.
     Late(usize),
     /// Every unit has ended.
     Finished,
 }
 
-/// One unit as it stands.
+/// The state of a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot<I> {
-    /// The plan's part of it; an instance has its own id.
+    /// The unit's node in the plan; an instance has its own id.
     pub node: Node<I>,
-    /// The template it is an instance of.
+    /// The template of an instance.
     pub template: Option<usize>,
-    /// Where it stands.
+    /// The outcome so far.
     pub outcome: Outcome,
     /// When it started, µs.
     pub start_us: Option<u64>,
     /// When it ended, µs.
     pub end_us: Option<u64>,
-    /// One line about its end.
+    /// A line about its end.
     pub detail: String,
-    /// For a skipped unit: that nothing failed, it is just not needed.
+    /// For a skipped unit: whether it is not needed, as opposed to prevented by a failure.
     pub not_needed: bool,
-    /// For a skipped unit: the unit that is to blame.
+    /// For a skipped unit: the unit that prevented it.
     pub cause: Option<usize>,
 }
 
@@ -86,7 +86,7 @@ impl<I> Slot<I> {
         }
     }
 
-    /// Whether this is a pattern for instances, which itself never runs.
+    /// Returns whether this is a template of instances, which itself does not run.
     #[must_use]
     pub fn is_template(&self) -> bool {
         self.node.per.is_some() && self.template.is_none()
@@ -102,50 +102,50 @@ pub struct Executor<I> {
 }
 
 impl<I: Clone + PartialEq + Display> Executor<I> {
-    /// A plan of which nothing has run.
+    /// Creates an executor of a plan that has not started.
     #[must_use]
     pub fn new(graph: &Graph<I>) -> Self {
         let slots = graph.nodes().iter().map(|node| Slot::new(node.clone(), None)).collect();
         Self { slots, failed: None, finished: false }
     }
 
-    /// Every unit: those of the table at their index, instances behind them.
+    /// Returns all units: those of the plan at their index, then instances.
     #[must_use]
     pub fn slots(&self) -> &[Slot<I>] {
         &self.slots
     }
 
-    /// The required unit that failed, if one did.
+    /// Returns the required unit that failed, if one did.
     #[must_use]
     pub fn failed(&self) -> Option<usize> {
         self.failed
     }
 
-    /// Whether every unit has ended.
+    /// Returns whether every unit has ended.
     #[must_use]
     pub fn finished(&self) -> bool {
         self.finished
     }
 
-    /// Whether a unit failed or ran out of time.
+    /// Returns whether a unit failed or timed out.
     #[must_use]
     pub fn degraded(&self) -> bool {
         self.slots.iter().any(|slot| matches!(slot.outcome, Outcome::Failed | Outcome::TimedOut))
     }
 
-    /// When [`Event::Clock`] is due next, µs.
+    /// Returns when [`Event::Clock`] is due next, µs.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         self.slots.iter().filter_map(deadline_of).min()
     }
 
-    /// Gives a unit another deadline, also while it runs.
+    /// Replaces a unit's deadline, also while it runs.
     pub fn set_deadline(&mut self, unit: &I, limit_us: u64) {
         let named = self.slots.iter_mut().filter(|slot| slot.node.id == *unit && slot.node.deadline_us.is_some());
         named.for_each(|slot| slot.node.deadline_us = Some(limit_us));
     }
 
-    /// Takes what happened at `now` and says what has to be done.
+    /// Processes an event at time `now` (µs); returns the effects in order.
     pub fn step(&mut self, now: u64, event: Event<I>) -> Vec<Effect> {
         let mut effects = Vec::new();
         match event {
@@ -203,7 +203,8 @@ impl<I: Clone + PartialEq + Display> Executor<I> {
         }
     }
 
-    /// A template has ended when its objects are known and all its instances have ended.
+    /// Returns whether a unit has ended. A template has ended when its instances are known and all
+    /// have ended.
     fn ended(&self, unit: usize) -> bool {
         let slot = &self.slots[unit];
         if !slot.is_template() {
@@ -213,7 +214,7 @@ impl<I: Clone + PartialEq + Display> Executor<I> {
         known && self.slots.iter().filter(|other| other.template == Some(unit)).all(|other| other.outcome.ended())
     }
 
-    /// Starts and skips units until nothing more can be.
+    /// Starts and skips units until no further unit can change.
     fn advance(&mut self, now: u64, effects: &mut Vec<Effect>) {
         loop {
             let mut moved = false;
@@ -245,18 +246,19 @@ impl<I: Clone + PartialEq + Display> Executor<I> {
         }
     }
 
-    /// The unit because of which this one will never start.
+    /// Returns the unit because of which this one is skipped.
     fn hindrance(&self, unit: usize) -> Option<usize> {
         if let Some(failed) = self.failed {
             return Some(failed);
         }
         let needs = &self.slots[unit].node.needs;
-        // All of them have to have ended: which one is blamed must not depend on who is faster.
+        // All of them must have ended: the reported unit must not depend on the order in which they
+        // end.
         if !needs.iter().all(|need| self.ended(*need)) {
             return None;
         }
         let bad = || needs.iter().copied().filter(|need| self.slots[*need].outcome != Outcome::Ok);
-        // One that failed says more than one that was not needed.
+        // A failed unit is a better explanation than one that was not needed.
         let need = bad().find(|need| !self.slots[*need].not_needed).or_else(|| bad().next())?;
         Some(self.slots[need].cause.unwrap_or(need))
     }
@@ -265,7 +267,7 @@ impl<I: Clone + PartialEq + Display> Executor<I> {
         let slot = &self.slots[cause];
         let (name, detail) = (&slot.node.id, &slot.detail);
         if self.failed == Some(cause) {
-            // The failure itself is reported once, in full, elsewhere.
+            // The failure itself is reported once, in full, by its own unit.
             return (format!("did not run because the boot failed in {name}"), false);
         }
         if slot.not_needed {

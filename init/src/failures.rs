@@ -1,6 +1,5 @@
-//! What becomes of a guest when a unit fails or hangs: computed by running the
-//! plan itself, once for every unit and fault. Nothing of this is in PID 1; the
-//! documentation's table is printed by `examples/failures.rs`.
+//! Effects of failed and hanging units on the guest: computed by running the plan with each unit
+//! and fault. Not used by PID 1; `examples/failures.rs` prints the table of the documentation.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -16,32 +15,33 @@ use crate::restart;
 use crate::unit_id::UnitId;
 use crate::units::PLAN;
 
-/// What goes wrong.
+/// The fault of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It ends at once, with an error.
+    /// The unit fails immediately.
     Fails,
-    /// It does not end.
+    /// The unit does not end.
     Hangs,
 }
 
-/// What became of the guest.
+/// The state of the guest after a fault.
 #[derive(Debug)]
 pub struct FaultResult {
-    /// The unit that was struck; of GPUs, the second.
+    /// The unit with the fault; of GPUs, the second.
     pub victim: usize,
-    /// All units, at the end.
+    /// All units, at the end of the boot.
     pub executor: Executor<UnitId>,
-    /// From the unit's start to its end in the record.
+    /// Time from the unit's start to its end in the record.
     pub detected_after: Duration,
-    /// What the executor asked for, in order.
+    /// The executor's effects, in order.
     pub effects: Vec<Effect>,
 }
 
-/// How many GPUs the guest has.
+/// Number of GPUs of the guest.
 const GPUS: usize = 2;
 
-/// How long a unit may take: its own deadline, or that of who watches it.
+/// Returns the maximum duration of a unit: its own deadline, or that of the component that
+/// supervises it.
 fn limit(unit: UnitId, own: Option<Duration>) -> Duration {
     match unit {
         UnitId::GpuAttachTemplate => Params::default().attach_deadline,
@@ -51,11 +51,11 @@ fn limit(unit: UnitId, own: Option<Duration>) -> Duration {
     }
 }
 
-/// Boots a guest of two GPUs in which everything goes well but for one unit. A
-/// unit takes a millisecond, and daemons that are not struck are not wanted.
+/// Boots a guest with two GPUs in which all units but one succeed. A unit takes one millisecond,
+/// and daemons without a fault are not enabled.
 ///
 /// # Errors
-/// The plan makes no sense.
+/// The plan is invalid.
 pub fn inject_fault(unit: usize, fault: Fault) -> Result<FaultResult, PlanError> {
     let graph: Graph<UnitId> = check(PLAN)?;
     let mut executor = Executor::new(&graph);
@@ -74,7 +74,7 @@ pub fn inject_fault(unit: usize, fault: Fault) -> Result<FaultResult, PlanError>
         }
         for at in running {
             let spec = &PLAN[template(&executor, at)];
-            // Of several instances the last one is struck.
+            // Of several instances the last one has the fault.
             let struck = template(&executor, at) == unit
                 && (spec.per.is_none() || at == executor.slots().len().saturating_sub(1));
             now += 1000;
@@ -117,7 +117,7 @@ pub fn inject_fault(unit: usize, fault: Fault) -> Result<FaultResult, PlanError>
 }
 
 impl FaultResult {
-    /// Names of units that did not run because of it.
+    /// Returns the names of units that were skipped because of the fault.
     #[must_use]
     pub fn skipped(&self) -> Vec<UnitId> {
         let slots = self.executor.slots().iter();
@@ -125,7 +125,7 @@ impl FaultResult {
         because.map(|slot| slot.node.id).collect()
     }
 
-    /// Whether this unit ended well; of a template's instances, the first.
+    /// Returns whether a unit succeeded; of a template's instances, the first.
     #[must_use]
     pub fn serves(&self, unit: UnitId) -> bool {
         let mut slots = self.executor.slots().iter().filter(|slot| !slot.is_template());
@@ -143,16 +143,16 @@ impl FaultResult {
     }
 }
 
-/// What is in a table's cell about several units.
+/// Formats a list of units for a table cell.
 fn listed(units: &[UnitId]) -> String {
     let names: Vec<String> = units.iter().map(ToString::to_string).collect();
     if names.is_empty() { "-".to_owned() } else { names.join(", ") }
 }
 
-/// The table of failures as Markdown.
+/// Returns the table of failures as Markdown.
 ///
 /// # Errors
-/// The plan makes no sense.
+/// The plan is invalid.
 pub fn print() -> Result<String, PlanError> {
     let mut text = String::from(
         "| unit | fault | reported after | outcome | does not run | the guest | where to look |\n|---|---|---|---|---|---|---|\n",
@@ -242,7 +242,7 @@ mod tests {
             let policies = fate.effects.iter().filter(|effect| matches!(effect, Effect::RequiredFailed(_))).count();
             let required = spec.severity == Severity::Required;
             assert_eq!(policies, usize::from(required), "{} {fault:?}", spec.id);
-            // What is not required takes neither the agent nor another GPU with it.
+            // The failure of a unit that is not required affects neither the agent nor another GPU.
             assert!(required || fate.serves(UnitId::Agent), "{} {fault:?}", spec.id);
             assert_eq!(fate.executor.failed(), required.then_some(fate.victim), "{} {fault:?}", spec.id);
             if spec.id == UnitId::GpuAttachTemplate {

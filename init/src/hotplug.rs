@@ -8,7 +8,7 @@ use firstlight_pci::{Address, Function, Kind, ScanError};
 use crate::nodes;
 use crate::root::Root;
 
-/// The driver's name on the bus.
+/// The driver's name in sysfs.
 pub const DRIVER: &str = "nvidia";
 
 /// The driver state of a known GPU.

@@ -1,4 +1,4 @@
-//! How often a PCI function has interrupted: what only a device that works does.
+//! Counts the interrupts of a PCI function, as a sign of activity.
 
 use std::fs;
 
@@ -6,8 +6,8 @@ use firstlight_pci::Address;
 
 use crate::root::Root;
 
-/// Interrupts of a function's message-signalled vectors since these were set
-/// up; `None` if it has none.
+/// Returns the number of interrupts of a function's MSI vectors since the vectors were set up;
+/// `None` if it has none.
 #[must_use]
 pub fn of(root: &Root, pci: Address) -> Option<u64> {
     let vectors = fs::read_dir(root.path(&format!("/sys/bus/pci/devices/{pci}/msi_irqs"))).ok()?;
@@ -17,7 +17,7 @@ pub fn of(root: &Root, pci: Address) -> Option<u64> {
     count(&table, &vectors)
 }
 
-/// The sum over processors of the rows that begin so.
+/// Returns the sum over all processors of the rows of these vectors.
 fn count(table: &str, vectors: &[String]) -> Option<u64> {
     let rows = table.lines().filter_map(|line| {
         let mut words = line.split_ascii_whitespace();

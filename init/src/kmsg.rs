@@ -16,16 +16,16 @@ use crate::root::Root;
 /// One record of `/dev/kmsg`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Facility times eight plus level; facility 0 is the kernel's; processes cannot use it.
+    /// Facility times eight plus level. Facility 0 is the kernel; processes cannot use it.
     pub priority: u32,
-    /// When, µs.
+    /// Time of the record, µs since boot.
     pub at_us: u64,
     /// The message.
     pub text: &'a str,
 }
 
 impl<'a> Entry<'a> {
-    /// Reads `PRIORITY,SEQUENCE,TIME,FLAGS[,...];TEXT`; further lines are left out.
+    /// Parses `PRIORITY,SEQUENCE,TIME,FLAGS[,...];TEXT`; continuation lines are dropped.
     #[must_use]
     pub fn parse(record: &'a str) -> Option<Self> {
         let (head, text) = record.split_once(';')?;
@@ -35,13 +35,13 @@ impl<'a> Entry<'a> {
         Some(Self { priority, at_us, text: text.lines().next().unwrap_or_default() })
     }
 
-    /// Returns whether the kernel logged it, not a process by `/dev/kmsg`.
+    /// Returns whether the kernel logged it, as opposed to a process by `/dev/kmsg`.
     #[must_use]
     pub fn is_kernels(&self) -> bool {
         self.priority < 8
     }
 
-    /// How grave it is.
+    /// Returns the level.
     #[must_use]
     pub fn level(&self) -> Level {
         Level::from_priority(self.priority)
@@ -68,24 +68,24 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Moments of the kernel's boot: how their message begins and ends, and their names.
+/// Milestones of the kernel's boot: start and end of their message, and their names.
 const MILESTONES: &[(&str, &str, &str)] = &[
     ("Unpacking initramfs...", "", "initramfs-unpack"),
     ("Freeing initrd memory", "", "initramfs-unpacked"),
     ("Run ", " as init process", "init-exec"),
 ];
 
-/// How the GPU driver's messages begin.
+/// Prefixes of the GPU driver's messages.
 const DRIVER: &[&str] = &["NVRM: ", "nvidia ", "nvidia-", "nvidia: "];
 
-/// How many messages are kept per GPU. The last line of a failure often says
-/// only that there was one; the line before has the code.
+/// Number of messages that are kept per GPU. The last line of a failure is often generic; the line
+/// before it has the error code.
 const KEPT: usize = 2;
 
-/// How many characters of a message are kept.
+/// Maximum number of characters of a kept message.
 const LONGEST: usize = 200;
 
-/// What is kept of the log.
+/// Data that is kept from the log.
 #[derive(Debug, Clone, Default)]
 pub struct Log {
     milestones: Vec<Milestone>,
@@ -95,7 +95,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// Takes one record of `/dev/kmsg`.
+    /// Parses a record of `/dev/kmsg`.
     pub fn feed(&mut self, record: &str) {
         let Some(entry) = Entry::parse(record) else { return };
         if !entry.is_kernels() {
@@ -116,7 +116,7 @@ impl Log {
         }
     }
 
-    /// The kernel's milestones so far.
+    /// Returns the kernel's milestones so far.
     #[must_use]
     pub fn milestones(&self) -> &[Milestone] {
         &self.milestones
@@ -134,33 +134,33 @@ impl Log {
     }
 }
 
-/// A message of several lines, which the kernel hands out with their ends
-/// written as `\x0a`; the driver begins each of its own with the same word.
+/// Joins a message of several lines. The kernel writes line ends as `\x0a`; the driver starts each
+/// of its lines with the same prefix.
 fn on_one_line(text: &str) -> String {
     text.trim_end_matches(r"\x0a").replace(r"\x0aNVRM: ", " ").replace(r"\x0a", " ")
 }
 
-/// The first PCI address in a message. The driver writes `0000:03:00.0`, and
+/// Returns the first PCI address in a message. The driver writes `0000:03:00.0`, and
 /// `PCI:0000:03:00` in its Xid messages.
 fn address_in(text: &str) -> Option<Address> {
     text.split(|c: char| !c.is_ascii_hexdigit() && c != ':' && c != '.').find_map(|word| {
         let word = word.trim_matches(|c| c == ':' || c == '.');
         word.parse().ok().or_else(|| {
-            // The whole word has to be domain, bus and device: `12:34:56` is a time, not a GPU.
+            // The word must consist of domain, bus and device: `12:34:56` is a time, not a GPU.
             (word.len() >= 10).then(|| format!("{word}.0").parse().ok()).flatten()
         })
     })
 }
 
-/// What the kernel prints on the console by itself: levels below this number. It
-/// is not printed again.
+/// Returns the console log level: the kernel itself prints messages with lower levels, so they are
+/// not forwarded.
 #[must_use]
 pub fn printed_below(root: &Root) -> u32 {
     let text = std::fs::read_to_string(root.path("/proc/sys/kernel/printk")).unwrap_or_default();
     text.split_ascii_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or_default()
 }
 
-/// `/dev/kmsg`, from its first record on.
+/// A reader of `/dev/kmsg`, from the oldest record.
 #[derive(Debug)]
 pub struct Reader {
     file: File,
@@ -168,20 +168,21 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Opens the log.
+    /// Opens the kernel log.
     ///
     /// # Errors
-    /// The device is not there.
+    /// The device does not exist.
     pub fn open() -> io::Result<Self> {
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open("/dev/kmsg")?;
-        // The kernel hands out whole records and none is longer.
+        // The kernel returns whole records, which are never longer.
         Ok(Self { file, buffer: vec![0; 8192] })
     }
 
-    /// Hands out what is there, at most `most` records. `Ok(false)` when nothing is left.
+    /// Passes the available records to `take`, at most `most`. Returns `false` if no further record
+    /// is available.
     ///
     /// # Errors
-    /// The log cannot be read any more.
+    /// The log cannot be read.
     pub fn read(&mut self, most: usize, mut take: impl FnMut(&str)) -> io::Result<bool> {
         for _ in 0..most {
             match self.file.read(&mut self.buffer) {
@@ -189,7 +190,8 @@ impl Reader {
                 Ok(length) => take(&String::from_utf8_lossy(&self.buffer[..length])),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Records were overwritten before they could be read; the next ones are there.
+                // Records were overwritten before they were read; reading continues at the oldest
+                // one.
                 Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
                 Err(error) => return Err(error),
             }

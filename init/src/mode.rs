@@ -3,7 +3,7 @@
 use firstlight_boot_record::Mode;
 use firstlight_pci::{Function, Kind};
 
-/// NvLinkGeneration of NVLink, by how its switches are reached.
+/// A generation of NVLink, by the way in which its switches are reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NvLinkGeneration {
     /// Up to NVLink 4 (A100, H100, H200): NVSwitches are PCI functions that `nvidia.ko` drives.
@@ -15,26 +15,26 @@ pub enum NvLinkGeneration {
 /// The NVLink fabric that this guest manages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fabric {
-    /// How its switches are reached.
+    /// The generation of the fabric's switches.
     pub generation: NvLinkGeneration,
-    /// Whether it is shared among other guests (a service VM) or all this guest's own.
+    /// Whether the fabric is shared among other guests (a service VM) or used only by this guest.
     pub shared: bool,
 }
 
 /// The requested guest mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ModeChoice {
-    /// Decided by the rules.
+    /// The mode is decided by the rules.
     #[default]
     Auto,
-    /// This mode, regardless of the bus.
+    /// This mode is used, whatever is on the PCI bus.
     Chosen(&'static GuestMode),
 }
 
 /// The reaction to an unsupported device topology.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnUnsupportedTopology {
-    /// Use what can be used.
+    /// Use the devices that can be used.
     #[default]
     Degrade,
     /// Apply the failure policy.
@@ -42,7 +42,7 @@ pub enum OnUnsupportedTopology {
 }
 
 impl OnUnsupportedTopology {
-    /// Returns the value on the command line.
+    /// Returns the value as it is written on the command line.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -52,16 +52,16 @@ impl OnUnsupportedTopology {
     }
 }
 
-/// A guest mode and what it loads.
+/// A guest mode and its properties.
 #[derive(Debug, PartialEq, Eq)]
 pub struct GuestMode {
-    /// Its name in the record and on the command line.
+    /// The name in the boot record and on the command line.
     pub name: &'static str,
     /// Whether the driver is loaded.
     pub driver: bool,
     /// Whether GPUs are attached.
     pub attach: bool,
-    /// The fabric, if it is managed here.
+    /// The NVLink fabric, if this guest manages it.
     pub fabric: Option<Fabric>,
 }
 
@@ -90,23 +90,24 @@ pub static GUEST_MODES: [GuestMode; 6] = [CPU, GPU, GPU_NVL4, GPU_NVL5, SERVICE_
 /// The mode decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
-    /// For the record.
+    /// The mode as it is written to the boot record.
     pub mode: Mode,
     /// Whether the driver is loaded.
     pub driver: bool,
     /// Whether GPUs are attached.
     pub attach: bool,
-    /// The fabric, if it is managed here.
+    /// The NVLink fabric, if this guest manages it.
     pub fabric: Option<Fabric>,
-    /// Whether there is a single GPU without NVLink peers: the driver then need not wait for link training.
+    /// Whether there is a single GPU without NVLink peers: the driver does not have to wait for
+    /// link training.
     pub single_gpu: bool,
-    /// Why this counts as a confidential guest, if it does.
+    /// The reason why this is a confidential guest, if it is one.
     pub confidential: Option<String>,
-    /// Why the device topology is not supported, if it is not.
+    /// The reason why the device topology is not supported, if it is not.
     pub unsupported: Option<String>,
 }
 
-/// Functions by kind.
+/// Number of functions by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Counts {
     gpus: usize,
@@ -125,7 +126,7 @@ struct Rule {
 const TWO_FABRICS: &str = "NVSwitches and NVLink 5 management bridges in one guest: no system has both, and neither is managed; assign one \
      kind to the guest, or set firstlight.mode=";
 
-/// The rules in the order in which they are tried; the last one always holds.
+/// The rules in the order in which they are tried; the last rule always matches.
 const RULES: &[Rule] = &[
     Rule { holds: |on| on.switches > 0 && on.bridges > 0 && on.gpus > 0, guest_mode: &GPU, unsupported: TWO_FABRICS },
     Rule { holds: |on| on.switches > 0 && on.bridges > 0, guest_mode: &CPU, unsupported: TWO_FABRICS },
@@ -137,7 +138,7 @@ const RULES: &[Rule] = &[
     Rule { holds: |_| true, guest_mode: &CPU, unsupported: "" },
 ];
 
-/// Returns which device the requested mode lacks on the bus.
+/// Returns the device that the requested mode requires and the bus lacks.
 fn missing(guest_mode: &GuestMode, on: Counts) -> Option<String> {
     let what = match guest_mode.fabric.map(|fabric| fabric.generation) {
         _ if guest_mode.attach && on.gpus == 0 => "GPU",
@@ -196,7 +197,7 @@ impl Decision {
         self.fabric.is_some_and(|fabric| fabric.shared)
     }
 
-    /// Records why this is a confidential guest, if its mode attaches GPUs.
+    /// Sets the reason why this is a confidential guest, if the mode attaches GPUs.
     #[must_use]
     pub fn with_confidential(mut self, why: Option<String>) -> Self {
         if let Some(why) = why.filter(|_| self.attach) {
@@ -241,7 +242,7 @@ mod tests {
         decide(functions, ModeChoice::Auto).mode.name
     }
 
-    /// Guests of systems in the field, by device id.
+    /// Guests of existing systems, by device id.
     #[test]
     fn modes_of_known_systems() {
         let gpus = |number, device| (number, 0x10de, device, GPU_3D, false);

@@ -1,4 +1,4 @@
-//! What is mounted where, and why with these options.
+//! The mount table, with the reasons for the options.
 
 use std::ffi::CStr;
 use std::io;
@@ -11,29 +11,30 @@ const NOSUID: MountFlags = MountFlags::NOSUID;
 const NODEV: MountFlags = MountFlags::NODEV;
 const NOEXEC: MountFlags = MountFlags::NOEXEC;
 
-/// Whether a mount is needed before the agent starts, and at all.
+/// The time of a mount, and whether it is required.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
-    /// First of all; the boot fails without it.
+    /// Before all other units; the boot fails without the mount.
     First,
-    /// Beside everything else; a kernel may lack it.
+    /// In parallel with other units; the kernel may lack the file system.
     Later,
-    /// Beside everything else, if the image has the directory: what programs write to on a root that is read-only.
+    /// In parallel with other units, if the image has the directory: writable directories of a
+    /// read-only root.
     Scratch,
 }
 
-/// One row of the table.
+/// A row of the mount table.
 #[derive(Debug, Clone, Copy)]
 pub struct MountSpec {
     /// File system type.
     pub kind: &'static str,
-    /// Mount point; made if it is missing.
+    /// Mount point; created if it is missing.
     pub target: &'static str,
-    /// Flags.
+    /// Mount flags.
     pub flags: MountFlags,
     /// Options of the file system.
     pub data: &'static CStr,
-    /// When.
+    /// Time of the mount.
     pub when: When,
 }
 
@@ -47,20 +48,20 @@ const fn row(
     MountSpec { kind, target, flags, data, when }
 }
 
-/// The table, in the order in which it is mounted.
+/// The mount table, in mount order.
 pub const MOUNTS: &[MountSpec] = &[
     row("proc", "/proc", NOSUID.union(NODEV).union(NOEXEC), c"", When::First),
     row("sysfs", "/sys", NOSUID.union(NODEV).union(NOEXEC), c"", When::First),
-    // Devices are its purpose; nothing in it is a program.
+    // Device nodes are allowed; programs are not executed from here.
     row("devtmpfs", "/dev", NOSUID.union(NOEXEC), c"mode=0755", When::First),
-    // ptmxmode: a container without root opens terminals too.
+    // ptmxmode: processes other than root can open terminals too.
     row("devpts", "/dev/pts", NOSUID.union(NOEXEC), c"gid=5,mode=0620,ptmxmode=0666", When::First),
     row("tmpfs", "/dev/shm", NOSUID.union(NODEV).union(NOEXEC), c"mode=1777", When::First),
     row("tmpfs", "/run", NOSUID.union(NODEV).union(NOEXEC), c"mode=0755", When::First),
-    // Containers' files are made here: a program in an emptyDir runs.
+    // Without NOEXEC: files of containers are created here, and programs in an emptyDir must run.
     row("tmpfs", "/run/kata-containers", NOSUID.union(NODEV), c"mode=0755", When::First),
     row("tmpfs", "/tmp", NOSUID.union(NODEV).union(NOEXEC), c"mode=1777", When::First),
-    // nsdelegate: a container's cgroup namespace is a boundary for its limits.
+    // nsdelegate: a container cannot change its own limits from inside its cgroup namespace.
     row("cgroup2", "/sys/fs/cgroup", NOSUID.union(NODEV).union(NOEXEC), c"nsdelegate", When::First),
     row("securityfs", "/sys/kernel/security", NOSUID.union(NODEV).union(NOEXEC), c"", When::Later),
     row("bpf", "/sys/fs/bpf", NOSUID.union(NODEV).union(NOEXEC), c"mode=0700", When::Later),
@@ -71,7 +72,7 @@ pub const MOUNTS: &[MountSpec] = &[
     row("tmpfs", "/var/tmp", NOSUID.union(NODEV).union(NOEXEC), c"mode=1777,size=32m", When::Scratch),
 ];
 
-/// A mount that did not work.
+/// A failed mount.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot mount {kind} on {target}: {source}{}", hint(source))]
 pub struct MountError {
@@ -91,21 +92,21 @@ fn hint(error: &io::Error) -> &'static str {
 fn mount_one(spec: &MountSpec) -> Result<(), MountError> {
     let mut done = mount(spec.kind, spec.target, spec.kind, spec.flags, Some(spec.data));
     if done == Err(Errno::NOENT) {
-        // The mount says what is wrong if the directory cannot be made.
+        // If the directory cannot be created, the mount fails and reports it.
         let _ = std::fs::create_dir_all(spec.target);
         done = mount(spec.kind, spec.target, spec.kind, spec.flags, Some(spec.data));
     }
     match done {
-        // The kernel, or whatever started us, has mounted it already.
+        // Already mounted, by the kernel or by the process that started PID 1.
         Ok(()) | Err(Errno::BUSY) => Ok(()),
         Err(source) => Err(MountError { kind: spec.kind, target: spec.target, source: source.into() }),
     }
 }
 
-/// Mounts everything of one time; stops at nothing.
+/// Mounts all rows of one time; continues after failures. Returns the number of mounts.
 ///
 /// # Errors
-/// All mounts that did not work.
+/// All mounts that failed.
 pub fn mount_all(when: When) -> Result<usize, Vec<MountError>> {
     let mut errors = Vec::new();
     let mut count = 0;
@@ -122,15 +123,15 @@ pub fn mount_all(when: When) -> Result<usize, Vec<MountError>> {
 /// Remounts the root file system read-only. Mounts on it are not changed.
 ///
 /// # Errors
-/// Something on it is open for writing, or the kernel refuses.
+/// A file on it is open for writing, or the kernel rejected the remount.
 pub fn remount_root_read_only() -> io::Result<()> {
-    // With BIND the mount is changed and not the file system, for which the kernel may refuse it.
+    // With BIND the flag is set on the mount instead of the file system, which the kernel may
+    // reject.
     let flags = MountFlags::BIND.union(MountFlags::RDONLY).union(NOSUID).union(NODEV);
     Ok(mount_remount("/", flags, c"")?)
 }
 
-/// Links that programs expect in `/dev`, and `/var/run`, which is where CDI
-/// files are looked for.
+/// Links that programs expect in `/dev`, and `/var/run`, where CDI files are searched.
 const LINKS: &[(&str, &str)] = &[
     ("/var/run", "/run"),
     ("/dev/fd", "/proc/self/fd"),
@@ -139,7 +140,7 @@ const LINKS: &[(&str, &str)] = &[
     ("/dev/stderr", "/proc/self/fd/2"),
 ];
 
-/// Makes what is missing of [`LINKS`]; a read-only image brings them itself.
+/// Creates the missing links of [`LINKS`]; a read-only image contains them.
 pub fn make_links() {
     for (path, target) in LINKS {
         let made = rustix::fs::symlink(*target, *path);

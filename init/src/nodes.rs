@@ -1,4 +1,4 @@
-//! Device nodes of the NVIDIA driver, made from what its `/proc` files say.
+//! Creates the device nodes of the NVIDIA driver from the contents of its `/proc` files.
 
 mod capabilities;
 mod fabric;
@@ -15,51 +15,51 @@ use crate::root::Root;
 
 pub use capabilities::{CapabilityNode, Instance, instances};
 
-/// What the driver runs with.
+/// The driver's current parameters.
 const PARAMS: &str = "/proc/driver/nvidia/params";
 
-/// Minor of `/dev/nvidiactl`, and of the switches' control node.
+/// Minor number of `/dev/nvidiactl`, and of the NVSwitches' control node.
 const CONTROL_MINOR: u32 = 255;
 
-/// The mode of nodes when the driver does not say: its own default.
+/// The mode of nodes if the driver does not publish one: the driver's default.
 const DEFAULT_MODE: u32 = 0o666;
 
-/// Why nodes could not be made.
+/// Why device nodes could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum NodesError {
     /// The driver's character device is not registered.
     #[error("/proc/devices lists no character device named {0}: its module did not start; see the kernel log")]
     NoMajor(&'static str),
-    /// A file of the driver could not be read or holds something else.
+    /// A `/proc` file of the driver could not be read or parsed.
     #[error("cannot read {path}: {reason}")]
     Driver {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// A node could not be made.
+    /// A node could not be created.
     #[error("cannot make {path}: {source}")]
     Node {
         /// The node.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// More channels than there are.
+    /// More IMEX channels are requested than the driver has.
     #[error(
         "firstlight.imex-channels asks for {asked} channels and the driver has {there}: give it as many with \
          firstlight.nvidia.NVreg_ImexChannelCount={asked}"
     )]
     Channels {
-        /// Asked for.
+        /// Number of requested channels.
         asked: u32,
-        /// There.
+        /// Number of channels of the driver.
         there: u32,
     },
 }
 
-/// A character device's major number, by the first of `names` that is registered.
+/// Returns a character device's major number: that of the first of `names` that is registered.
 fn major(devices: &str, names: &[&str]) -> Option<u32> {
     let characters = devices.split("Block devices:").next().unwrap_or_default();
     names.iter().find_map(|name| {
@@ -70,16 +70,16 @@ fn major(devices: &str, names: &[&str]) -> Option<u32> {
     })
 }
 
-/// The names of the driver's major number, the old one last.
+/// Names under which the driver registers its major number, the name of old versions last.
 const DRIVER: &[&str] = &["nvidia", "nvidia-frontend"];
 
-/// The driver's major number, if it runs.
+/// Returns the driver's major number, if the driver is loaded.
 #[must_use]
 pub fn driver_major(root: &Root) -> Option<u32> {
     major(&fs::read_to_string(root.path("/proc/devices")).ok()?, DRIVER)
 }
 
-/// The value of `Name: value` in a driver file.
+/// Returns the value of a line `Name: value` of a driver file.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;
@@ -87,7 +87,7 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// The mode that a file of the driver says its nodes have.
+/// Returns the mode of nodes that a driver file specifies.
 fn mode_in(root: &Root, file: &str) -> Result<u32, NodesError> {
     let path = root.path(file);
     let text = fs::read_to_string(&path).unwrap_or_default();
@@ -100,33 +100,33 @@ fn mode_in(root: &Root, file: &str) -> Result<u32, NodesError> {
     }
 }
 
-/// The file in which the driver says what it knows of a GPU.
+/// Returns the path of the driver's information file of a GPU.
 fn information(root: &Root, pci: Address) -> PathBuf {
     root.path(&format!("/proc/driver/nvidia/gpus/{pci}/information"))
 }
 
-/// Whether the driver has taken a GPU: it makes a file for it while it does.
+/// Returns whether the driver has bound a GPU: its information file exists while the GPU is bound.
 #[must_use]
 pub fn is_taken(root: &Root, pci: Address) -> bool {
     information(root, pci).exists()
 }
 
-/// The minor number that the driver gave to a GPU.
+/// Returns the minor number that the driver assigned to a GPU.
 ///
 /// # Errors
-/// The driver does not drive this GPU, or its file cannot be understood.
+/// The driver has not bound the GPU, or its file cannot be parsed.
 pub fn minor(root: &Root, pci: Address) -> Result<u32, NodesError> {
     let path = information(root, pci);
     let wrong = |reason: String| NodesError::Driver { path: path.clone(), reason };
     let text = fs::read_to_string(&path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => wrong("it is not there: the driver did not take this GPU".to_owned()),
+        io::ErrorKind::NotFound => wrong("it does not exist: the driver has not bound this GPU".to_owned()),
         _ => wrong(error.to_string()),
     })?;
     let value = field(&text, "Device Minor").ok_or_else(|| wrong("it has no line 'Device Minor'".to_owned()))?;
     value.parse().map_err(|_| wrong(format!("its device minor is {value:?}")))
 }
 
-/// The GPU's own name, which the driver knows once the GPU has been attached.
+/// Returns the GPU's UUID, which the driver knows once the GPU has been attached.
 #[must_use]
 pub fn uuid(root: &Root, pci: Address) -> Option<String> {
     let text = fs::read_to_string(information(root, pci)).ok()?;
@@ -136,16 +136,17 @@ pub fn uuid(root: &Root, pci: Address) -> Option<String> {
     fits.then(|| uuid.to_owned())
 }
 
-/// Makes nodes; a test puts something else in its place.
+/// Creates device nodes; tests replace it.
 pub trait MakeNode {
-    /// Makes one character device, or leaves it if it is already right, and the directory that it is in.
+    /// Creates a character device and its directory; an existing node with the same properties is
+    /// kept.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     fn make(&mut self, path: &Path, major: u32, minor: u32, mode: u32) -> io::Result<()>;
 }
 
-/// Makes them for real.
+/// Creates nodes by mknod.
 #[derive(Debug, Clone, Copy)]
 pub struct Mknod;
 
@@ -166,24 +167,24 @@ impl MakeNode for Mknod {
                 mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(mode), device)?;
             }
         }
-        // mknod obeys the umask; the driver's wish does not.
+        // mknod applies the umask, which must not change the driver's mode.
         Ok(chmod(path, Mode::from_raw_mode(mode))?)
     }
 }
 
-/// A GPU's minor number, or why it has none.
+/// A GPU's minor number, or the reason why it has none.
 pub type Minor = (Address, Result<u32, String>);
 
-/// What was made.
+/// The result of creating device nodes.
 #[derive(Debug)]
 pub struct Made {
-    /// The GPUs.
+    /// The minor numbers of the GPUs.
     pub minors: Vec<Minor>,
-    /// What could not be made and no GPU needs: capabilities, switches, channels.
+    /// Errors of nodes that no GPU requires: capabilities, NVSwitches, IMEX channels.
     pub left_out: Vec<NodesError>,
 }
 
-/// Makes nodes below a root, by what the kernel says is registered.
+/// Creates nodes below a root with the major numbers that the kernel has registered.
 struct Maker<'a, N> {
     root: &'a Root,
     devices: String,
@@ -209,18 +210,19 @@ impl<'a, N: MakeNode> Maker<'a, N> {
     }
 }
 
-/// Makes the nodes of the driver, of all `gpus`, of what capabilities and
-/// switches there are, and of the first `channels` channels of IMEX.
+/// Creates the nodes of the driver, of all `gpus`, of the existing capabilities and NVSwitches, and
+/// of the first `channels` IMEX channels.
 ///
 /// # Errors
-/// The driver itself is not there, or a node of it could not be made. What is
-/// wrong with one GPU is in that GPU's [`Minor`].
+/// The driver is not loaded, or one of its own nodes could not be created. An error of one GPU is
+/// in that GPU's [`Minor`].
 pub fn make(root: &Root, gpus: &[Address], channels: u32, nodes: &mut impl MakeNode) -> Result<Made, NodesError> {
     let mut maker = Maker::new(root, nodes)?;
     let mode = mode_in(root, PARAMS)?;
     let driver = maker.major(DRIVER).ok_or(NodesError::NoMajor("nvidia"))?;
     maker.make("nvidiactl", driver, CONTROL_MINOR, mode)?;
-    // Without it GPUs attach, but CUDA does not start: the module's own unit says so.
+    // Without nvidia-uvm GPUs can be attached, but CUDA cannot be initialised; the module's own
+    // unit reports the error.
     if let Some(uvm) = maker.major(&["nvidia-uvm"]) {
         maker.make("nvidia-uvm", uvm, 0, mode)?;
         maker.make("nvidia-uvm-tools", uvm, 1, mode)?;
@@ -236,11 +238,11 @@ pub fn make(root: &Root, gpus: &[Address], channels: u32, nodes: &mut impl MakeN
     Ok(Made { minors, left_out })
 }
 
-/// Makes the nodes of all capabilities once more: instances of GPUs come and go
-/// while the driver runs. Returns what could not be made.
+/// Creates the nodes of all capabilities again: MIG instances are created and destroyed while the
+/// driver runs. Returns the errors.
 ///
 /// # Errors
-/// The kernel does not say which devices are registered.
+/// `/proc/devices` cannot be read.
 pub fn make_capabilities(root: &Root, nodes: &mut impl MakeNode) -> Result<Vec<NodesError>, NodesError> {
     Ok(capabilities::make(&mut Maker::new(root, nodes)?))
 }
@@ -305,7 +307,8 @@ mod tests {
     fn a_node_is_made_with_its_directory_and_mode_and_only_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("nvidia-caps/nvidia-cap1");
-        // The numbers of /dev/null: others require root, and are not permitted everywhere.
+        // The device numbers of /dev/null: creating other devices requires root and is not
+        // permitted everywhere.
         for _ in 0..2 {
             match Mknod.make(&path, 1, 3, 0o444) {
                 Err(error)

@@ -1,4 +1,4 @@
-//! One attach: the first open of a GPU's node, and the driver's answer.
+//! Attaches one GPU: the first open of its device node, and the driver's answer.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -9,36 +9,35 @@ use std::path::Path;
 use firstlight_boot_record::DriverCode;
 use firstlight_sys::nvidia::wait_open_complete;
 
-/// The step in which the node is opened. A driver without non-blocking open
-/// does the whole attach in it.
+/// The step that opens the node. A driver without non-blocking open attaches the GPU in this step.
 pub const OPEN: &str = "open";
 
-/// The step in which the driver is waited for.
+/// The step that waits for the driver to complete a non-blocking open.
 pub const WAIT: &str = "wait-open-complete";
 
-/// What came of an attach.
+/// The result of an attach.
 #[derive(Debug)]
 pub enum Answer {
-    /// The GPU is up for as long as this is open: a held descriptor is what
-    /// "persistence" means.
+    /// The GPU is initialised and stays so while this descriptor is open (the effect of persistence
+    /// mode).
     Attached(OwnedFd, Option<DriverCode>),
-    /// It is not.
+    /// The GPU is not attached.
     Failed(Refusal),
 }
 
-/// Why a GPU did not attach.
+/// Why a GPU was not attached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// [`OPEN`] or [`WAIT`].
     pub step: &'static str,
-    /// The error in words.
+    /// The error text.
     pub reason: String,
-    /// What the driver answered, if it did.
+    /// The driver's status code, if the driver returned one.
     pub code: Option<DriverCode>,
 }
 
-/// Attaches the GPU whose node this is, however long it takes. `opened` is
-/// called between the two steps.
+/// Attaches the GPU of a device node; blocks until the driver answers. `opened` is called between
+/// the two steps.
 pub fn attach(node: &Path, opened: impl FnOnce()) -> Answer {
     let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
     let device = match OpenOptions::new().read(true).write(true).custom_flags(flags).open(node) {
@@ -64,7 +63,7 @@ pub fn attach(node: &Path, opened: impl FnOnce()) -> Answer {
             let reason = format!("driver rc {}, adapter status {:#x}", code.rc, code.adapter_status);
             Answer::Failed(Refusal { step: WAIT, reason, code: Some(code) })
         }
-        // A driver that does not know the question has done everything in the open.
+        // A driver without this ioctl has attached the GPU in the open.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
             Answer::Attached(device, None)
         }

@@ -1,4 +1,4 @@
-//! What happens when PID 1 itself is wrong.
+//! The panic hook of PID 1.
 
 use firstlight_sys::process_mark::ProcessMark;
 use rustix::process::{Pid, getpid};
@@ -6,14 +6,16 @@ use rustix::system::{RebootCommand, reboot};
 
 use crate::console::last_gasp;
 
-/// From now on a panic says one line and powers the VM off. An end of PID 1
-/// would be a kernel panic that hides the reason.
+/// Installs a panic hook that writes one line and powers the VM off. Without it the exit of PID 1
+/// would cause a kernel panic that hides the reason.
 pub fn install() {
-    // Without it a copy in a namespace of its own would not be known for one; there is none today.
+    // Without the mark a forked copy in a PID namespace of its own, which is process 1 there, could
+    // not be recognised; there is none today.
     let own = ProcessMark::mark().ok();
     std::panic::set_hook(Box::new(move |info| {
-        // A copy between fork and exec inherits this hook and must not use it. Asked first: a copy may not even
-        // take memory, as another thread of the original may have been about to.
+        // A copy between fork and exec inherits this hook and must not use it. Checked first: a
+        // copy must not allocate memory, because another thread of the original may have held the
+        // allocator's lock.
         if getpid() != Pid::INIT || own.as_ref().is_some_and(|own| !own.is_original()) {
             return;
         }

@@ -1,8 +1,7 @@
-//! What a boot plan is, and whether one makes sense.
+//! The format of a boot plan, and its validation.
 //!
-//! A plan is a table of [`UnitSpec`]. [`check`] turns it into a [`Graph`], in
-//! which every id is an index, or says what is wrong with it; nothing runs
-//! before that. The type of ids is a parameter.
+//! A plan is a table of [`UnitSpec`]. [`check`] turns it into a [`Graph`], in which every id is an
+//! index, or returns the error; no unit starts before that. The type of ids is a parameter.
 
 use std::fmt::{Display, Write as _};
 use std::time::Duration;
@@ -12,28 +11,29 @@ use firstlight_boot_record::Severity;
 /// One unit of the plan, as written in the table.
 #[derive(Debug, Clone, Copy)]
 pub struct UnitSpec<I: 'static> {
-    /// Unique.
+    /// The unique id.
     pub id: I,
     /// For a template: the unit whose end reports the objects that it is instantiated for.
     pub per: Option<I>,
-    /// Units that must have ended well before this one starts; if one did not, this one is skipped.
+    /// Units that must have succeeded before this one starts; if one did not succeed, this one is
+    /// skipped.
     pub needs: &'static [I],
-    /// Units that must have ended, no matter how.
+    /// Units that must have ended, with any outcome.
     pub after: After<I>,
-    /// How long it may take; `None` where something else watches the time.
+    /// Maximum duration; `None` if another component supervises the duration.
     pub deadline: Option<Duration>,
-    /// What its failure means.
+    /// The consequence of its failure.
     pub severity: Severity,
-    /// What it does, for people.
+    /// The description for the documentation.
     pub about: &'static str,
-    /// Where to look when it does not end.
+    /// What to check if the unit does not end in time.
     pub hint: &'static str,
 }
 
-/// The units that a unit comes after.
+/// The units that must have ended before a unit starts.
 #[derive(Debug, Clone, Copy)]
 pub enum After<I: 'static> {
-    /// These.
+    /// The listed units.
     These(&'static [I]),
     /// All other units of the plan.
     AllOthers,
@@ -42,7 +42,7 @@ pub enum After<I: 'static> {
 /// A unit with its dependencies resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node<I> {
-    /// See [`UnitSpec::id`]; an instance of a template has its own.
+    /// See [`UnitSpec::id`]; an instance of a template has its own id.
     pub id: I,
     /// See [`UnitSpec::per`].
     pub per: Option<usize>,
@@ -50,7 +50,7 @@ pub struct Node<I> {
     pub needs: Vec<usize>,
     /// See [`UnitSpec::after`].
     pub after: Vec<usize>,
-    /// µs; see [`UnitSpec::deadline`].
+    /// See [`UnitSpec::deadline`]; in µs.
     pub deadline_us: Option<u64>,
     /// See [`UnitSpec::severity`].
     pub severity: Severity,
@@ -58,7 +58,7 @@ pub struct Node<I> {
     pub hint: &'static str,
 }
 
-/// A plan that makes sense: every edge leads to a unit, and none leads back.
+/// A valid plan: every edge leads to a unit, and there are no cycles.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Graph<I> {
     nodes: Vec<Node<I>>,
@@ -72,37 +72,37 @@ impl<I> Graph<I> {
     }
 }
 
-/// Why a plan makes no sense.
+/// Why a plan is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// Two units have one name.
+    /// Two units have the same name.
     #[error("boot plan: two units are named {0}; rename one")]
     Duplicate(String),
-    /// A name that no unit has.
+    /// A unit refers to an unknown unit.
     #[error("boot plan: unit {unit} names {missing}, which is not in the plan")]
     Unknown {
-        /// Where the name stands.
+        /// The unit with the reference.
         unit: String,
-        /// The name.
+        /// The unknown name.
         missing: String,
     },
-    /// Units that wait for each other.
+    /// A cycle: units that wait for each other.
     #[error("boot plan: these units wait for each other, so none can start: {}", .0.join(", "))]
     Cycle(Vec<String>),
-    /// `needs` on a template: with no instance there is nothing to need.
+    /// `needs` refers to a template, which may have no instance.
     #[error("boot plan: unit {unit} needs the template {template}; it can only come after it")]
     NeedsTemplate {
-        /// Where the name stands.
+        /// The unit with the reference.
         unit: String,
         /// The template.
         template: String,
     },
-    /// A template that could start before its objects are known.
+    /// A template could start before its objects are known.
     #[error("boot plan: template {template} is expanded by {per}, so it has to need it or come after it")]
     Unordered {
         /// The template.
         template: String,
-        /// What it is expanded by.
+        /// The unit that reports the template's objects.
         per: String,
     },
 }
@@ -154,7 +154,7 @@ fn resolve_needs<I: Copy + PartialEq + Display>(
 }
 
 impl<I: Display> Graph<I> {
-    /// A graph of nodes whose indices are already right.
+    /// Creates a graph of nodes with resolved indices.
     ///
     /// # Errors
     /// [`PlanError::Cycle`] with the units that wait for each other, and those that wait for them.
@@ -189,7 +189,7 @@ fn joined<I: Display>(ids: &[I]) -> String {
     ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The plan as a Markdown table.
+/// Returns the plan as a Markdown table.
 #[must_use]
 pub fn print<I: Display>(table: &[UnitSpec<I>]) -> String {
     let mut text = String::from("| unit | needs | comes after | deadline | severity | what it does |\n");

@@ -4,8 +4,8 @@ use std::fs;
 
 use crate::root::Root;
 
-/// Processes other than process 1 and the kernel's own: at most `most` of them,
-/// and how many more.
+/// Returns the user-space processes other than process 1, at most `most` of them, and the number of
+/// further ones.
 #[must_use]
 pub fn alive(root: &Root, most: usize) -> Vec<String> {
     let entries = fs::read_dir(root.path("/proc")).into_iter().flatten().flatten();
@@ -29,15 +29,15 @@ pub fn alive(root: &Root, most: usize) -> Vec<String> {
     rows
 }
 
-/// `pid 7 (name), state D`, if that is a program that has not ended.
+/// Returns `pid 7 (name), state D` for a user-space process that has not exited.
 fn row(pid: u32, stat: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(stat);
-    // The name is the process's own choice and may hold brackets and blanks.
+    // A process chooses its own name, which may contain brackets and spaces.
     let (head, rest) = text.rsplit_once(')')?;
     let name = head.split_once('(')?.1;
     let mut fields = rest.split_ascii_whitespace();
     let (state, parent) = (fields.next()?, fields.next()?);
-    // The kernel's threads are children of process 2.
+    // Kernel threads are children of process 2.
     (pid != 2 && parent != "2" && state != "Z").then(|| format!("pid {pid} ({name}), state {state}"))
 }
 

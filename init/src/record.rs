@@ -1,4 +1,4 @@
-//! The boot record's owner: every change goes through here, to the document and to the console.
+//! The owner of the boot record: writes every change to the document and to the console.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use crate::executor::Slot;
 use crate::root::Root;
 use crate::unit_id::UnitId;
 
-/// Events that are kept: the first ones, which are the boot's, and the newest.
+/// Number of events that are kept from the start of the boot; beyond them only the newest are kept.
 const FIRST_EVENTS: usize = 200;
 const MOST_EVENTS: usize = 1000;
 
-/// The longest text that a client can put into an event, bytes.
+/// Maximum length of a client's text in an event, bytes.
 const MOST_TEXT: usize = 1024;
 
-/// Cuts a text at a character's border.
+/// Truncates a text at a character boundary.
 #[must_use]
 pub fn cut(mut text: String) -> String {
     if text.len() > MOST_TEXT {
@@ -28,23 +28,23 @@ pub fn cut(mut text: String) -> String {
     text
 }
 
-/// How long lines wait for the agent after PID 1's start, µs. Every line keeps a
-/// processor busy in the kernel until the host has taken it, so they wait until
-/// the agent listens; but a boot that hangs before that has to be seen to.
+/// Maximum delay of console lines after PID 1's start, µs. Each line keeps a processor busy in the
+/// kernel until the host has received it, so lines are queued until the agent listens; but a boot
+/// that hangs before that has to be visible.
 const CONSOLE_DELAY_US: u64 = 250_000;
 
-/// The record, the console, and the file.
+/// The boot record, its file and the console.
 #[derive(Debug)]
 pub struct Recorder {
     record: BootRecord,
-    /// The ids of the record's units, in its order.
+    /// The ids of the record's units, in the record's order.
     units: Vec<UnitId>,
     console: Console,
     file: PathBuf,
 }
 
 impl Recorder {
-    /// A record that begins now.
+    /// Creates a record that starts now.
     #[must_use]
     pub fn new(root: &Root, kernel: &str, pid1_start_us: u64) -> Self {
         let version = env!("CARGO_PKG_VERSION");
@@ -57,31 +57,32 @@ impl Recorder {
         recorder
     }
 
-    /// The document.
+    /// Returns the document.
     #[must_use]
     pub fn record(&self) -> &BootRecord {
         &self.record
     }
 
-    /// Starts to write to the console.
+    /// Starts writing to the console.
     pub fn start_console(&mut self) {
         self.console.start();
     }
 
-    /// When the console has to be started at the latest, µs; nothing once it is.
+    /// Returns the time at which the console has to be started at the latest, µs; `None` once it is
+    /// started.
     #[must_use]
     pub fn console_due(&self) -> Option<u64> {
         (!self.console.is_started()).then(|| self.record.pid1_start_us.saturating_add(CONSOLE_DELAY_US))
     }
 
     fn print(&mut self, line: &Line) {
-        // These types always encode.
+        // Encoding these types does not fail.
         if let Ok(text) = line.encode() {
             self.console.line(text);
         }
     }
 
-    /// A line for people, beside the record.
+    /// Writes a line of text to the console that is not part of the record.
     pub fn sentence(&mut self, text: &str) {
         self.console.line(format!("firstlight: {text}"));
     }
@@ -91,17 +92,17 @@ impl Recorder {
         self.console.log(line.encode());
     }
 
-    /// The command line, known once `/proc` is there.
+    /// Sets the kernel command line, known once `/proc` is mounted.
     pub fn command_line(&mut self, text: &str) {
         text.trim_end().clone_into(&mut self.record.kernel.command_line);
     }
 
-    /// The kernel's milestones.
+    /// Sets the kernel's milestones.
     pub fn milestones(&mut self, milestones: &[Milestone]) {
         self.record.kernel.milestones = milestones.to_vec();
     }
 
-    /// Where the boot stands.
+    /// Sets the state of the boot.
     pub fn state(&mut self, state: State) {
         if self.record.state != state {
             self.record.state = state;
@@ -109,14 +110,14 @@ impl Recorder {
         }
     }
 
-    /// What kind of guest this is.
+    /// Sets the guest mode.
     pub fn mode(&mut self, mode: Mode) {
         self.record.mode = Some(mode.clone());
         self.print(&Line::Mode(mode));
     }
 
-    /// Puts a unit into the record as the executor has it, a new one before `before`. Only
-    /// its end is written to the console.
+    /// Adds or replaces a unit's row; a new row is inserted before the unit `before`. Only the end
+    /// of a unit is written to the console.
     pub fn unit(&mut self, id: UnitId, unit: Unit, before: Option<UnitId>) {
         if unit.outcome.ended() {
             self.print(&Line::Unit(unit.clone()));
@@ -131,13 +132,13 @@ impl Recorder {
         self.record.units.insert(at, unit);
     }
 
-    /// A GPU that was found or is in another phase now.
+    /// Adds or replaces a GPU's row and writes it to the console.
     pub fn gpu(&mut self, gpu: Gpu) {
         self.print(&Line::Gpu(gpu.clone()));
         self.gpu_step(gpu);
     }
 
-    /// A GPU that took a step within its phase: not worth a line on the console.
+    /// Adds or replaces a GPU's row without a console line, for a change within a phase.
     pub fn gpu_step(&mut self, gpu: Gpu) {
         match self.record.gpus.iter_mut().find(|known| known.pci == gpu.pci) {
             Some(known) => *known = gpu,
@@ -145,15 +146,14 @@ impl Recorder {
         }
     }
 
-    /// Something happened.
+    /// Adds an event.
     pub fn event(&mut self, at_us: u64, what: &str, object: &str, detail: &str) {
         let event = Event { at_us, kind: what.to_owned(), object: object.to_owned(), detail: detail.to_owned() };
         self.print(&Line::Event(event.clone()));
         self.append_event(event);
     }
 
-    /// Something happened that the host waits for: its line goes before those
-    /// that the console has not begun to write.
+    /// Adds an event that the host waits for: its console line precedes queued lines.
     pub fn urgent_event(&mut self, at_us: u64, what: &str, object: &str, detail: &str) {
         let event = Event { at_us, kind: what.to_owned(), object: object.to_owned(), detail: detail.to_owned() };
         if let Ok(text) = Line::Event(event.clone()).encode() {
@@ -169,7 +169,7 @@ impl Recorder {
         self.record.events.push(event);
     }
 
-    /// A required unit failed.
+    /// Sets the failure of a required unit.
     pub fn failure(&mut self, failure: Failure) {
         self.state(State::Failed);
         self.print(&Line::Failure(failure.clone()));
@@ -180,25 +180,25 @@ impl Recorder {
     /// Writes the document to its file.
     ///
     /// # Errors
-    /// What went wrong, as text for an event.
+    /// The file could not be written; the text is for an event.
     pub fn save(&self) -> Result<(), String> {
         let text = serde_json::to_vec(&self.record).map_err(|error| error.to_string())?;
         write_whole(&self.file, &text).map_err(|error| error.to_string())
     }
 
-    /// What writing to the console has cost so far: processor time, µs.
+    /// Returns the processor time spent on writing to the console, µs.
     #[must_use]
     pub fn console_us(&self) -> u64 {
         self.console.spent_us()
     }
 
-    /// Waits for the console, but not for longer than this.
+    /// Waits until the console has written all lines, at most for `limit`.
     pub fn flush(&mut self, limit: Duration) {
         self.console.flush(limit);
     }
 }
 
-/// Returns the record's row of a unit. A service is ready, not ended, when its unit has ended well.
+/// Returns the record's row of a unit. A service that succeeded is ready instead of ended.
 #[must_use]
 pub fn unit_of(slot: &Slot<UnitId>, slots: &[Slot<UnitId>]) -> Unit {
     let name = |index: &usize| slots.get(*index).map(|slot| slot.node.id.to_string()).unwrap_or_default();

@@ -1,39 +1,39 @@
-//! Whether the agent, or a daemon, is started again, and when.
+//! Decides whether and when the agent or a daemon is restarted.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The first pause; each further one within [`WINDOW`] is twice as long.
+/// The first restart delay; each further one within [`WINDOW`] is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// The time in which restarts are counted.
+/// The period in which restarts are counted.
 pub const WINDOW: Duration = Duration::from_secs(60);
 
-/// How many restarts [`WINDOW`] may hold.
+/// Maximum number of restarts in [`WINDOW`].
 pub const MOST: usize = 5;
 
-/// What to do about one that has ended.
+/// The decision about a process that has exited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// Start it again after this pause; it is the `number`th time in the window.
+    /// Restart it after the delay `pause`; this is restart number `number` in the window.
     Restart {
-        /// The pause.
+        /// The delay.
         pause: Duration,
-        /// 1 to [`MOST`].
+        /// Number of this restart, 1 to [`MOST`].
         number: usize,
     },
-    /// It has ended too often: the failure policy decides.
+    /// The restart limit is reached: the failure policy applies.
     LimitReached,
 }
 
-/// The restarts so far.
+/// The restarts in the current window.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Restarts {
     recent: VecDeque<u64>,
 }
 
 impl Restarts {
-    /// It has ended at `now`, µs.
+    /// Handles an exit at `now`, µs.
     pub fn step(&mut self, now: u64) -> Decision {
         let window = u64::try_from(WINDOW.as_micros()).unwrap_or(u64::MAX);
         while self.recent.front().is_some_and(|at| now.saturating_sub(*at) >= window) {
@@ -42,8 +42,8 @@ impl Restarts {
         self.step_unserved(now)
     }
 
-    /// It has ended at `now`, µs, and has never served in that life: nothing is
-    /// forgiven, however long it took to end.
+    /// Handles an exit at `now`, µs, of a process that was never ready: the exit counts even if the
+    /// process ran for longer than the window.
     pub fn step_unserved(&mut self, now: u64) -> Decision {
         if self.recent.len() >= MOST {
             return Decision::LimitReached;

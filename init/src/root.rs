@@ -1,4 +1,4 @@
-//! Where the guest's own files are, and the root mount itself.
+//! The root of all paths, and the root mount.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,37 +6,37 @@ use std::path::{Path, PathBuf};
 use rustix::fs::statfs;
 use rustix::mount::{mount_bind, mount_move};
 
-/// The root below which all paths are looked up: `/`, or a test's directory.
+/// The root below which all paths are resolved: `/`, or a test's directory.
 #[derive(Debug, Clone)]
 pub struct Root(PathBuf);
 
 impl Root {
-    /// The guest's own root.
+    /// Returns the guest's own root.
     #[must_use]
     pub fn real() -> Self {
         Self(PathBuf::from("/"))
     }
 
-    /// A directory that stands for it.
+    /// Returns a directory as root, for tests.
     #[must_use]
     pub fn at(dir: &Path) -> Self {
         Self(dir.to_owned())
     }
 
-    /// An absolute path below this root.
+    /// Returns the path of an absolute path below this root.
     #[must_use]
     pub fn path(&self, absolute: &str) -> PathBuf {
         self.0.join(absolute.trim_start_matches('/'))
     }
 }
 
-/// `ramfs` and `tmpfs`, which an unpacked initramfs is one of.
+/// Magic numbers of `ramfs` and `tmpfs`; an unpacked initramfs is one of them.
 const RAM_FILE_SYSTEMS: &[u64] = &[0x8584_58f6, 0x0102_1994];
 
-/// A directory that exists for a moment.
+/// A temporary mount point.
 const STEP: &str = "/.firstlight-root";
 
-/// Why the root could not be made a mount of its own.
+/// Why the root could not be moved to a mount of its own.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what}: {source}; containers will not start, as pivot_root fails on the kernel's first root")]
 pub struct RootError {
@@ -44,15 +44,15 @@ pub struct RootError {
     source: io::Error,
 }
 
-/// Gives an initramfs root a mount below it. `true` when that was needed.
+/// Mounts an initramfs root on itself; returns whether that was necessary.
 ///
-/// `pivot_root` refuses to leave the kernel's first root, which has no parent
-/// mount, and every container runtime pivots. So the root is bound to a directory
-/// of itself, and that mount is moved over it: the files stay where they are.
-/// This has to come before all other mounts, which would stay behind.
+/// `pivot_root` fails with EINVAL on the kernel's first root, which has no parent mount, and every
+/// container runtime pivots. So the root is bind-mounted to a directory of itself, and that mount
+/// is moved to `/`: the files stay where they are. This has to precede all other mounts, which
+/// would stay below the old root.
 ///
 /// # Errors
-/// A step failed; it is named.
+/// A step failed; the error names it.
 pub fn leave_first_root() -> Result<bool, RootError> {
     let step = |what| move |source: rustix::io::Errno| RootError { what, source: source.into() };
     let kind = statfs("/").map_err(step("look at the root file system"))?.f_type;
@@ -65,7 +65,7 @@ pub fn leave_first_root() -> Result<bool, RootError> {
     mount_move(".", "/").map_err(step("move the root's bind mount over the root"))?;
     rustix::process::chroot(".").map_err(step("change to the new root"))?;
     rustix::process::chdir("/").map_err(step("enter the new root"))?;
-    // An empty directory that stays behind would do no harm.
+    // A remaining empty directory has no effect.
     let _ = rustix::fs::rmdir(STEP);
     Ok(true)
 }

@@ -118,9 +118,9 @@ fn confidential_guests_attach_in_series_unless_configured_otherwise() {
 }
 
 proptest! {
-    /// Whatever the driver answers and when, every GPU gets exactly one verdict
-    /// that is not late, at most one attempt is in the driver per GPU, and
-    /// under `Serial` at most one attempt that is not past its deadline.
+    /// Whatever the driver answers and when, every GPU gets exactly one result that is not late, at
+    /// most one attempt per GPU is in the driver, and under `Serial` at most one attempt that has
+    /// not exceeded its deadline.
     #[test]
     fn every_gpu_gets_its_verdict(
         policy in prop::sample::select(vec![Policy::Parallel, Policy::Serial, Policy::Auto]),
@@ -153,7 +153,7 @@ proptest! {
             if flying.is_empty() {
                 break;
             }
-            // When the random answers are used up, everything ends well.
+            // When the random answers are used up, every attempt succeeds.
             let (pick, kind) = answers.next().unwrap_or((0, 0));
             let gpu = flying[usize::from(pick) % flying.len()];
             now += 1;

@@ -1,5 +1,5 @@
-//! What a daemon writes, as lines for the log: bounded, and read without
-//! waiting, so that neither PID 1 nor the daemon is ever held up.
+//! Splits a daemon's output into lines for the log: bounded and non-blocking, so that neither PID 1
+//! nor the daemon is ever blocked.
 
 use std::fs::File;
 use std::io::{self, PipeReader, Read};
@@ -8,13 +8,13 @@ use std::path::Path;
 
 use firstlight_boot_record::sanitize;
 
-/// The longest line, bytes; the rest of a longer one is left out.
+/// Maximum length of a line, bytes; the rest of a longer line is dropped.
 const MOST_LINE: usize = 512;
 
-/// What is read before others have their turn, bytes.
+/// Maximum number of bytes read per loop iteration.
 const TURN: usize = 16 << 10;
 
-/// Bytes as lines.
+/// Splits bytes into lines.
 #[derive(Debug, Default)]
 pub struct Lines {
     line: Vec<u8>,
@@ -23,7 +23,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Takes bytes and hands out the lines for the log.
+    /// Parses bytes and appends the complete lines to `out`.
     pub fn feed(&mut self, bytes: &[u8], out: &mut Vec<String>) {
         for byte in bytes {
             if matches!(byte, b'\n' | b'\r') {
@@ -36,10 +36,10 @@ impl Lines {
         }
     }
 
-    /// Takes what was written after the last line's end as a line.
+    /// Parses the bytes after the last newline as a line.
     pub fn end(&mut self, out: &mut Vec<String>) {
         let line = self.line.trim_ascii_end();
-        // In the log this must be recognisable as one line of one daemon.
+        // A line must stay one line in the log, without control characters.
         let mut text = sanitize(line);
         self.line.clear();
         if std::mem::take(&mut self.cut) {
@@ -52,14 +52,14 @@ impl Lines {
         out.push(text);
     }
 
-    /// The last line; empty if there was none.
+    /// Returns the last line; empty if there was none.
     #[must_use]
     pub fn last(&self) -> &str {
         &self.last
     }
 }
 
-/// A source of lines.
+/// A source of lines: a pipe or a file.
 #[derive(Debug)]
 pub struct Source<R> {
     reader: R,
@@ -108,25 +108,26 @@ impl<R: Read> Source<R> {
 }
 
 impl Pipe {
-    /// A pipe, and the end that the daemon writes to.
+    /// Creates a pipe; returns the source and the daemon's end.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// No descriptor is available.
     pub fn make() -> io::Result<(Self, io::PipeWriter)> {
         let (reader, writer) = io::pipe()?;
-        // The daemon's end waits as it likes; only ours must not.
+        // Only our end is non-blocking; the daemon's end stays blocking.
         rustix::fs::fcntl_setfl(&reader, rustix::fs::OFlags::NONBLOCK)?;
         Ok((Self::new(reader), writer))
     }
 }
 
 impl Tail {
-    /// A file, from its beginning.
+    /// Opens a file, to be read from its start.
     ///
     /// # Errors
-    /// It is not there, or no file.
+    /// The file does not exist, or it is not a regular file.
     pub fn open(path: &Path) -> io::Result<Self> {
-        // A daemon may be another user, who must not make us wait for a pipe's other end.
+        // The directory may belong to the daemon's user, who could replace the file by a FIFO:
+        // opening it must not block.
         let flags = rustix::fs::OFlags::RDONLY
             | rustix::fs::OFlags::CLOEXEC
             | rustix::fs::OFlags::NONBLOCK

@@ -118,7 +118,7 @@ fn a_template_without_instances_holds_nothing_up() {
     assert_eq!(run.step(1, Event::Ended(0, failed())), [Effect::Ended(0), Effect::Start(2)]);
 }
 
-/// Follows a plan along every order in which its running units can end.
+/// Runs a plan in every order in which its running units can end.
 fn every_order(
     run: &Executor<String>,
     now: u64,
@@ -153,7 +153,7 @@ fn every_order(
                 let effects = next.step(now, Event::Ended(*unit, end.clone()));
                 every_order(&next, now, &effects, &rest, ends, seen);
             }
-            // It never answers, and neither does any other of its kind: all of them are given up.
+            // It never answers, like all others of its kind: all of them time out.
             None => {
                 let effects = next.step(now + 1000, Event::Clock);
                 let left: Vec<usize> =
@@ -194,7 +194,7 @@ fn all_plans_of_three_units_end_whatever_their_units_do() {
     assert!(seen > 20_000, "{seen}");
 }
 
-/// Random plans without cycles: edges lead to lower indices only.
+/// Generates random plans without cycles: edges lead to lower indices only.
 fn plans(severity: Severity) -> impl Strategy<Value = (Vec<Node<String>>, Vec<u8>)> {
     prop::collection::vec((any::<u16>(), any::<u16>(), any::<u8>()), 1..12).prop_map(move |rows| {
         let bits = |mask: u16, below: usize| (0..below).filter(|at| mask & (1 << at) != 0).collect::<Vec<_>>();
@@ -209,7 +209,7 @@ fn plans(severity: Severity) -> impl Strategy<Value = (Vec<Node<String>>, Vec<u8
     })
 }
 
-/// Runs a plan; which running unit ends next is chosen by `order`.
+/// Runs a plan; `order` chooses which running unit ends next.
 fn run_to_end(nodes: &[Node<String>], ends: &[u8], order: &[u8]) -> Executor<String> {
     let mut run = executor(nodes.to_vec());
     let mut running = Vec::new();

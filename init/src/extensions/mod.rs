@@ -1,10 +1,8 @@
-//! Extensions: verified disks that are mounted beside the root, Kata's
-//! composable images. A guest without a driver and a disk with one are a guest
-//! with a driver.
+//! Extensions: verified disks that are mounted in addition to the root, Kata's composable images. A
+//! guest image without a driver and an extension with one are a guest with a driver.
 //!
-//! * [`request`]: what the kernel command line asks for; [`crate::disks`]: what is plugged in
-//! * here: from one to the other. Nothing is mounted that was not checked, and
-//!   nothing that does not fit is passed over.
+//! * [`request`]: the extensions that the kernel command line requests; [`crate::disks`]: the present disks
+//! * this module mounts the requested ones. No disk is mounted without verification, and an extension disk that was not requested is an error.
 
 pub mod request;
 
@@ -22,24 +20,24 @@ use crate::disks::{self, Disk};
 use crate::root::Root;
 use crate::verified::{self, Verity};
 
-/// How long to wait for a disk, µs: it is attached before boot.
+/// Maximum time for a disk to appear, µs: disks are attached before boot.
 const DISK_TIMEOUT_US: u64 = 10_000_000;
 
-/// How long to wait for its partitions, µs. The kernel reads them before it
+/// Maximum time for its partitions to appear, µs. The kernel reads the partition table before it
 /// sends the disk's uevent.
 const PARTITION_TIMEOUT_US: u64 = 1_000_000;
 
-/// The one kind of file system that they have.
+/// The file system type of all extensions.
 const KIND: &str = "erofs";
 
-/// The partitions of a disk.
+/// Partition numbers.
 const DATA: u32 = 1;
 const HASHES: u32 = 2;
 
 /// An error of an extension.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Its disk did not come.
+    /// Its disk did not appear.
     #[error(
         "extension {name}: no disk with the serial number {serial} came in {seconds} s; disks are: {there}; have the \
          host plug it in before the guest starts (virtio-blk), or leave its kernel parameter out"
@@ -49,12 +47,12 @@ pub enum Error {
         name: String,
         /// The serial number.
         serial: String,
-        /// How long it was waited for.
+        /// How long PID 1 waited, in seconds.
         seconds: u64,
-        /// The kernel's names of those that are there.
+        /// The kernel's names of the present extension disks.
         there: String,
     },
-    /// Several disks say that they are it.
+    /// Several disks have its serial number.
     #[error("extension {name}: disks {disks} all have its serial number; have the host plug in one")]
     Several {
         /// The extension.
@@ -74,20 +72,20 @@ pub enum Error {
         disk: String,
         /// The partition.
         number: u32,
-        /// What is in it.
+        /// The expected content of the partition.
         what: &'static str,
     },
-    /// No verified device can be made of it.
+    /// The dm-verity device could not be created.
     #[error("extension {name}: dm-verity over disk {disk}: {source}")]
     Verity {
         /// The extension.
         name: String,
         /// The disk.
         disk: String,
-        /// What is wrong.
+        /// The cause.
         source: verified::Error,
     },
-    /// The verified device has no node.
+    /// The dm-verity device has no device node.
     #[error("extension {name}: {device} did not come after dm-verity was set up; is /dev a devtmpfs?")]
     NoDevice {
         /// The extension.
@@ -95,17 +93,17 @@ pub enum Error {
         /// The device.
         device: String,
     },
-    /// The directory that it is mounted on cannot be made.
+    /// The mount point could not be created.
     #[error("extension {name}: cannot make {dir}: {source}; is /run a tmpfs with room?")]
     Directory {
         /// The extension.
         name: String,
         /// The directory.
         dir: String,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
-    /// It cannot be mounted.
+    /// The mount failed.
     #[error("extension {name}: cannot mount {device} (disk {disk}) on {dir} as {KIND}: {source}{}", mount_hint(.source))]
     Mount {
         /// The extension.
@@ -116,7 +114,7 @@ pub enum Error {
         disk: String,
         /// The directory.
         dir: String,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
     /// A disk that was not requested.
@@ -126,7 +124,7 @@ pub enum Error {
          image.json), or take the disk away"
     )]
     NotRequested {
-        /// What the disk says.
+        /// The extension's name in the disk's serial number.
         name: String,
         /// The disk.
         disk: String,
@@ -141,11 +139,11 @@ fn mount_hint(source: &io::Error) -> &'static str {
     }
 }
 
-/// Mounts all requested extensions; returns a description or all errors.
-/// `uevents` was opened before the disks' drivers were loaded.
+/// Mounts all requested extensions; returns a description of each. `uevents` was opened before the
+/// disks' drivers were loaded.
 ///
 /// # Errors
-/// One of them is not there, or not what it should be.
+/// The errors of all extensions that could not be mounted.
 pub fn mount_all(root: &Root, requests: &ExtensionRequests, uevents: &OwnedFd) -> Result<Vec<String>, Vec<String>> {
     let begin = now_us();
     let mut errors: Vec<String> = requests.rejected.iter().map(ToString::to_string).collect();
@@ -174,7 +172,7 @@ fn mount_one(root: &Root, requested: &ExtensionRequest, uevents: &OwnedFd, begin
         .ok_or_else(|| Error::NoDevice { name: name.clone(), device: device.clone() })?;
     let dir = format!("{}/{name}", extension::DIRECTORY);
     fs::create_dir_all(&dir).map_err(|source| Error::Directory { name: name.clone(), dir: dir.clone(), source })?;
-    // Programs of it are run: not NOEXEC.
+    // Without NOEXEC: programs of the extension are executed.
     let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
     if let Err(source) = mount(device.as_str(), dir.as_str(), KIND, flags, None) {
         return Err(Error::Mount { name: name.clone(), device, disk, dir, source: source.into() });
@@ -183,7 +181,7 @@ fn mount_one(root: &Root, requested: &ExtensionRequest, uevents: &OwnedFd, begin
     Ok(format!("{name}: disk {disk}, verified by {root_hash}, on {dir}"))
 }
 
-/// The disk of an extension.
+/// Returns the disk of an extension.
 fn find(root: &Root, name: &str, uevents: &OwnedFd, until_us: u64) -> Result<String, Error> {
     let found = verified::wait(uevents, until_us, || {
         let mut disks = disks::extensions(root);
@@ -206,7 +204,7 @@ fn find(root: &Root, name: &str, uevents: &OwnedFd, until_us: u64) -> Result<Str
     }
 }
 
-/// The nodes of data and hash tree.
+/// Returns the device nodes of the data partition and of the hash tree.
 fn partitions(root: &Root, name: &str, disk: &str, uevents: &OwnedFd, until_us: u64) -> Result<[String; 2], Error> {
     let node = |number, what| {
         let found = verified::wait(uevents, until_us, || disks::partition(root, disk, number));

@@ -1,9 +1,9 @@
-//! Extensions that the kernel command line asks for.
+//! Extensions that the kernel command line requests.
 
 use firstlight_cmdline::Param;
 use firstlight_verity::{Params, ParamsError, extension};
 
-/// Characters shown of rejected text.
+/// Maximum number of characters of rejected text in an error.
 const SHOWN: usize = 60;
 
 /// A requested extension.
@@ -21,21 +21,21 @@ pub enum InvalidRequest {
     /// An invalid extension name.
     #[error("kernel parameter {0:?}: {source}", source = extension::InvalidName)]
     Name(String),
-    /// Without a value: its disk would be mounted unchecked.
+    /// A parameter without a value: the disk would be mounted without verification.
     #[error(
         "extension {0}: its kernel parameter has no value, and no disk is mounted unchecked: build it with [verity], \
          and take the value from its image.json (verity.params)"
     )]
     Unchecked(String),
-    /// With a value that names no hash tree.
+    /// A parameter whose value is not a set of dm-verity parameters.
     #[error("extension {name}: {source}; take the value from its image.json (verity.params)")]
     Params {
         /// The extension.
         name: String,
-        /// What is wrong.
+        /// The parse error.
         source: ParamsError,
     },
-    /// More than once.
+    /// An extension that is requested more than once.
     #[error("extension {0}: its kernel parameter is given twice; leave one")]
     Twice(String),
 }
@@ -50,7 +50,7 @@ pub struct ExtensionRequests {
 }
 
 impl ExtensionRequests {
-    /// Takes a parameter; `false` if it is about something else.
+    /// Parses a parameter; returns `false` if it is not an extension parameter.
     pub fn take(&mut self, param: &Param) -> bool {
         let Some(name) = extension::name_from_parameter(&param.key) else { return false };
         match requested(name, param) {
@@ -61,13 +61,13 @@ impl ExtensionRequests {
         true
     }
 
-    /// Whether nothing is said about extensions.
+    /// Returns whether the command line has no extension parameter, valid or not.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.requested.is_empty() && self.rejected.is_empty()
     }
 
-    /// Whether one of that name is to be mounted.
+    /// Returns whether an extension with this name is requested.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.requested.iter().any(|requested| requested.name == name)

@@ -1,6 +1,6 @@
-//! Capabilities: what the driver lets a process do that may open a node, such
-//! as using one instance of a GPU in MIG mode. Each has a file under `/proc`
-//! that says which node it is.
+//! Capabilities of the NVIDIA driver: permissions that a process has if it can open a device node,
+//! such as the use of a GPU instance in MIG mode. Each has a file under `/proc` with the node's
+//! minor number.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -10,27 +10,27 @@ use std::path::{Path, PathBuf};
 use super::{MakeNode, Maker, NodesError, field, major};
 use crate::root::Root;
 
-/// Directories with capabilities: the GPUs', and the fabric's (`fabric-mgmt`).
+/// Directories with capabilities: of the GPUs, and of the fabric (`fabric-mgmt`).
 const TREES: &[&str] = &[GPU_TREE, "/proc/driver/nvidia-nvlink/capabilities"];
 
 const GPU_TREE: &str = "/proc/driver/nvidia/capabilities";
 
-/// Their device's name, and the directory of their nodes.
+/// Name of their character device, and the directory of their nodes.
 const CAPS: &str = "nvidia-caps";
 
-/// How many directories are inside each other: `gpu0/mig/gi1/ci0/access` is the deepest that is known.
+/// Maximum depth of directories; the deepest known path is `gpu0/mig/gi1/ci0/access`.
 const DEPTH: usize = 6;
 
-/// More capabilities than the driver has numbers for.
+/// Maximum number of files, more than the driver has capability numbers.
 const MAX_FILES: usize = 8192;
 
-/// More than a capability's file holds.
+/// Maximum size of a capability's file in bytes, more than the driver writes.
 const MAX_BYTES: u64 = 1024;
 
-/// The largest minor number that Linux has.
+/// The largest minor number of Linux.
 const MAX_MINOR: u32 = (1 << 20) - 1;
 
-/// One capability, as its file says it.
+/// The content of a capability's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Capability {
     minor: u32,
@@ -41,24 +41,24 @@ struct Capability {
 /// The node of a capability.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CapabilityNode {
-    /// Where it is.
+    /// The path.
     pub path: String,
-    /// Its major number.
+    /// The major number.
     pub major: u32,
-    /// Its minor number.
+    /// The minor number.
     pub minor: u32,
-    /// The mode that the driver wants it to have.
+    /// The mode that the driver requests.
     pub mode: u32,
 }
 
-/// A part of a GPU in MIG mode that a program can use by itself.
+/// A MIG device: a compute instance in a GPU instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Instance {
-    /// The GPU instance: memory and processors.
+    /// Id of the GPU instance, which has memory and processors.
     pub gpu: u32,
-    /// The compute instance in it.
+    /// Id of the compute instance in the GPU instance.
     pub compute: u32,
-    /// Both must be opened to use it.
+    /// The nodes that a process must be able to open to use the device.
     pub nodes: [CapabilityNode; 2],
 }
 
@@ -66,7 +66,8 @@ fn node_name(minor: u32) -> String {
     format!("{CAPS}/nvidia-cap{minor}")
 }
 
-/// Reads a capability's file; returns none if the driver is configured to create no nodes for capabilities.
+/// Reads a capability's file; returns `None` if the driver is configured to create no nodes for
+/// capabilities.
 fn read(path: &Path) -> Result<Option<Capability>, NodesError> {
     let wrong = |reason: String| NodesError::Driver { path: path.to_owned(), reason };
     let mut text = String::new();
@@ -94,12 +95,12 @@ fn parse(text: &str) -> Result<Option<Capability>, String> {
     Ok(Some(Capability { minor, mode, modify: modify != 0 }))
 }
 
-/// Every file of a tree. What cannot be looked at is in `wrong`.
+/// Collects all files of a tree in `found`, and errors in `wrong`.
 fn files(dir: &Path, depth: usize, found: &mut Vec<PathBuf>, wrong: &mut Vec<NodesError>) {
     let mut fail = |path: &Path, reason: String| wrong.push(NodesError::Driver { path: path.to_owned(), reason });
     let entries = match fs::read_dir(dir).and_then(Iterator::collect::<io::Result<Vec<_>>>) {
         Ok(entries) => entries,
-        // Not every driver has every tree, and an instance may go while it is looked at.
+        // Some drivers lack some trees, and an instance may be destroyed during the scan.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return,
         Err(error) => return fail(dir, error.to_string()),
     };
@@ -120,7 +121,7 @@ fn files(dir: &Path, depth: usize, found: &mut Vec<PathBuf>, wrong: &mut Vec<Nod
     }
 }
 
-/// Makes the nodes of all capabilities that there are now, and says what could not be made.
+/// Creates the nodes of all existing capabilities; returns the errors.
 pub(super) fn make(maker: &mut Maker<'_, impl MakeNode>) -> Vec<NodesError> {
     let (mut found, mut wrong) = (Vec::new(), Vec::new());
     for tree in TREES {
@@ -135,7 +136,7 @@ pub(super) fn make(maker: &mut Maker<'_, impl MakeNode>) -> Vec<NodesError> {
                 return Err(NodesError::Driver { path, reason });
             }
             let number = maker.major(&[CAPS]).ok_or(NodesError::NoMajor(CAPS))?;
-            // Otherwise another program manages the node.
+            // With `DeviceFileModify: 0` another program manages the node.
             if !capability.modify {
                 return Ok(());
             }
@@ -146,7 +147,7 @@ pub(super) fn make(maker: &mut Maker<'_, impl MakeNode>) -> Vec<NodesError> {
     wrong
 }
 
-/// The numbers in the names of a directory's directories: 3 for `gi3`.
+/// Returns the numbers in the names of a directory's subdirectories: 3 for `gi3`.
 fn numbered(dir: &Path, prefix: &str) -> Vec<u32> {
     let entries = fs::read_dir(dir).into_iter().flatten().take(MAX_FILES).flatten();
     let mut numbers: Vec<u32> = entries
@@ -154,7 +155,7 @@ fn numbered(dir: &Path, prefix: &str) -> Vec<u32> {
             let name = entry.file_name();
             let digits = name.to_str()?.strip_prefix(prefix)?;
             let number = digits.parse().ok()?;
-            // "+1" and "01" are numbers too, and none of the driver's.
+            // "+1" and "01" would be parsed, but the driver does not use them.
             (format!("{number}") == digits).then_some(number)
         })
         .collect();
@@ -162,9 +163,8 @@ fn numbered(dir: &Path, prefix: &str) -> Vec<u32> {
     numbers
 }
 
-/// The instances of the GPU with this minor number, in the order in which NVML
-/// counts them. One whose files cannot be used is left out: [`super::make`] and
-/// [`super::make_capabilities`] say which and why.
+/// Returns the MIG devices of the GPU with this minor number, in NVML's order. A device whose files
+/// cannot be read is skipped; [`super::make`] and [`super::make_capabilities`] report the error.
 #[must_use]
 pub fn instances(root: &Root, minor: u32) -> Vec<Instance> {
     let gpu = root.path(&format!("{GPU_TREE}/gpu{minor}/mig"));
@@ -203,7 +203,7 @@ mod tests {
         format!("DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: {modify}\n")
     }
 
-    /// A tree of capabilities, each with its text.
+    /// Creates a tree of capability files with these contents.
     fn tree(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
         let dir = tempfile::tempdir().unwrap();
         write(&dir, "proc/devices", DEVICES);
@@ -245,7 +245,8 @@ mod tests {
     fn no_tree_and_empty_files_are_no_error() {
         let (dir, root) = tree(&[]);
         assert_eq!(made(&root), (vec![], vec![]));
-        // nv_cap_enable_devfs=0: the files themselves are what is opened, and the device is not registered.
+        // With nv_cap_enable_devfs=0 processes open the `/proc` files themselves, and the device is
+        // not registered.
         write(&dir, "proc/devices", "Character devices:\n195 nvidia\n");
         write(&dir, "proc/driver/nvidia/capabilities/mig/config", "");
         assert_eq!(made(&root), (vec![], vec![]));

@@ -1,5 +1,5 @@
-//! The nodes by which an NVLink fabric is managed and used: NVSwitches, and the
-//! channels of IMEX, over which programs on several nodes share memory.
+//! The nodes of an NVLink fabric: NVSwitches, and the IMEX channels with which programs on several
+//! nodes share memory.
 
 use std::fs;
 use std::io;
@@ -12,20 +12,20 @@ const SWITCH: &str = "nvidia-nvswitch";
 const LINK: &str = "nvidia-nvlink";
 const IMEX: &str = "nvidia-caps-imex-channels";
 
-/// Has a directory for each switch, by its address.
+/// Directory with a subdirectory for each NVSwitch, named by PCI address.
 const SWITCHES: &str = "/proc/driver/nvidia-nvswitch/devices";
 
-/// How many channels there are if the driver does not say: its own default.
+/// Number of IMEX channels if the driver does not publish it: the driver's default.
 const CHANNELS: u32 = 2048;
 
-/// Makes the nodes of the switches and of the first `channels` channels, and
-/// says what could not be made. `mode` is that of the GPUs' nodes.
+/// Creates the nodes of the NVSwitches and of the first `channels` IMEX channels; returns the
+/// errors. `mode` is the mode of the GPUs' nodes.
 pub(super) fn make(maker: &mut Maker<'_, impl MakeNode>, channels: u32, mode: u32) -> Vec<NodesError> {
     [switches(maker), imex(maker, channels, mode)].into_iter().filter_map(Result::err).collect()
 }
 
-/// How many switches the driver has taken. It numbers them from 0 as it finds
-/// them, and says the numbers nowhere.
+/// Returns the number of NVSwitches that the driver has bound. The driver assigns minor numbers
+/// from 0 in probe order and does not publish them.
 fn count(maker: &Maker<'_, impl MakeNode>) -> Result<u32, NodesError> {
     let dir = maker.root.path(SWITCHES);
     let entries = match fs::read_dir(&dir).and_then(Iterator::collect::<io::Result<Vec<_>>>) {

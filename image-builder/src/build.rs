@@ -168,7 +168,7 @@ pub fn build_with(
     let extra: Vec<Extra> = built.chain(drivers).collect();
     let types = if manifest.kernel.strip_btf { TypeInformation::Drop } else { TypeInformation::Keep };
     let form = if manifest.kernel.keep_packed { Form::AsPackaged } else { Form::Plain(types) };
-    let modules = modules::select(&kernel.facts.release, &kernel.modules(), &manifest.kernel.modules, &extra, form)?;
+    let modules = modules::select(&kernel.facts.release, kernel.modules(), &manifest.kernel.modules, &extra, form)?;
     let mut tree = own::tree(manifest)?;
     let compiled_here = manifest.kernel.recipe.as_ref().map(|_| kernel.facts.vmlinux_sha256.as_str());
     let own_files_sha256 = own::digest(&tree, &manifest.extra_modules, compiled_here)?;
@@ -427,7 +427,7 @@ fn add_modules(
         origins.insert(path, Origin::Builder);
     }
     let path = format!("{modules_dir}/modules.builtin");
-    let built_in = Content::File(kernel.modules().join("modules.builtin"));
+    let built_in = Content::Cached(kernel.modules().file("modules.builtin"));
     image.add(&path, Node::File { mode: 0o644, content: built_in })?;
     origins.insert(path, kernel_origin.clone());
     Ok(origins)

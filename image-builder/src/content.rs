@@ -8,10 +8,11 @@ use glob::{MatchOptions, Pattern};
 
 use crate::cache::{self, io_error};
 use crate::debian::{self, PackageRequest};
+use crate::digests::Digests;
 use crate::lock::Pinned;
 use crate::manifest;
 use crate::packages::{self, Packages};
-use crate::tree::{Content, Node};
+use crate::tree::Node;
 
 /// Why a package's files are not available.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +49,7 @@ pub enum Error {
 }
 
 /// Layout version of unpacked directories; increment it to invalidate cached ones.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 
 /// `*` and `?` do not match `/`.
 const MATCHING: MatchOptions =
@@ -57,11 +58,33 @@ const MATCHING: MatchOptions =
 /// Maximum number of names in the error of a pattern without a match.
 const MAX_LISTED: usize = 12;
 
-/// Unpacks a package into the cache, shared by all images, and returns the directory and the pinned package.
-///
-/// # Errors
-/// It is not available or cannot be unpacked.
-pub fn unpacked(packages: &mut Packages<'_>, requested: &manifest::Package) -> Result<(PathBuf, Pinned), Error> {
+/// A package that is unpacked in the cache.
+#[derive(Debug)]
+struct Unpacked {
+    /// The cache entry.
+    entry: PathBuf,
+    digests: Digests,
+}
+
+impl Unpacked {
+    /// Returns the directory of the package's files.
+    fn files(&self) -> PathBuf {
+        self.entry.join("files")
+    }
+
+    /// Hashes the files of an entry that is being created.
+    fn record(entry: &Path) -> Result<(), cache::Error> {
+        Digests::of(&entry.join("files"))?.write(&entry.join("digests.json"))
+    }
+
+    fn open(entry: PathBuf) -> Result<Self, cache::Error> {
+        let digests = Digests::read(&entry.join("digests.json"))?;
+        Ok(Self { entry, digests })
+    }
+}
+
+/// Unpacks a package into the cache, shared by all images.
+fn unpack(packages: &mut Packages<'_>, requested: &manifest::Package) -> Result<(Unpacked, Pinned), Error> {
     let request = requested.version.as_deref().map_or(PackageRequest::Newest, PackageRequest::Exact);
     let pinned = packages.find(&requested.suite, &requested.name, request)?;
     packages.note(&pinned);
@@ -70,10 +93,12 @@ pub fn unpacked(packages: &mut Packages<'_>, requested: &manifest::Package) -> R
     let progress = packages.progress();
     cache::publish(&dir, &progress, |half| {
         let deb = packages.fetch_one(&format!("package {}", requested.name), &pinned)?;
-        debian::unpack_all(&deb, half)?;
-        Ok::<(), Error>(())
+        let files = half.join("files");
+        fs::create_dir(&files).map_err(io_error("create directory", &files))?;
+        debian::unpack_all(&deb, &files)?;
+        Ok::<(), Error>(Unpacked::record(half)?)
     })?;
-    Ok((dir, pinned))
+    Ok((Unpacked::open(dir)?, pinned))
 }
 
 /// Returns the pinned package and the image entries of its requested files, sorted by path.
@@ -84,9 +109,9 @@ pub fn entries(
     packages: &mut Packages<'_>,
     requested: &manifest::Package,
 ) -> Result<(Pinned, Vec<(String, Node)>), Error> {
-    let (dir, pinned) = unpacked(packages, requested)?;
+    let (unpacked, pinned) = unpack(packages, requested)?;
     let mut names = Vec::new();
-    walk(&dir, Path::new(""), &mut names)?;
+    walk(&unpacked.files(), Path::new(""), &mut names)?;
     names.sort();
     let mut entries = Vec::new();
     for text in &requested.files {
@@ -97,7 +122,7 @@ pub fn entries(
             return Err(Error::NoMatch { package, version, pattern: text.clone(), near: near(&names, text) });
         }
         for name in found {
-            entries.push(entry(&dir, name, requested)?);
+            entries.push(entry(&unpacked, name, requested)?);
         }
     }
     // Two patterns may match one file.
@@ -121,9 +146,9 @@ fn walk(root: &Path, part: &Path, names: &mut Vec<PathBuf>) -> Result<(), Error>
     Ok(())
 }
 
-fn entry(dir: &Path, name: &Path, requested: &manifest::Package) -> Result<(String, Node), Error> {
+fn entry(unpacked: &Unpacked, name: &Path, requested: &manifest::Package) -> Result<(String, Node), Error> {
     let non_utf8 = || Error::NonUtf8Name { package: requested.name.clone(), name: name.display().to_string() };
-    let path = dir.join(name);
+    let path = unpacked.files().join(name);
     let text = name.to_str().ok_or_else(non_utf8)?;
     let image_path = match &requested.into {
         Some(into) => format!("{into}/{}", name.file_name().and_then(|name| name.to_str()).ok_or_else(non_utf8)?),
@@ -136,7 +161,8 @@ fn entry(dir: &Path, name: &Path, requested: &manifest::Package) -> Result<(Stri
     }
     // Only the execute bit is preserved.
     let mode = if data.permissions().mode() & 0o111 == 0 { 0o644 } else { 0o755 };
-    Ok((image_path, Node::File { mode, content: Content::File(path) }))
+    let content = unpacked.digests.content(&unpacked.entry, &unpacked.files(), text);
+    Ok((image_path, Node::File { mode, content }))
 }
 
 /// Lists files in the directory of a pattern, or all files if there is no such directory.
@@ -154,6 +180,9 @@ fn near(names: &[PathBuf], pattern: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::digests::CachedFile;
+    use crate::tree::Content;
+    use firstlight_image::digest;
 
     fn package(files: &[&str], into: Option<&str>) -> manifest::Package {
         manifest::Package {
@@ -178,20 +207,22 @@ mod tests {
     #[test]
     fn path_and_execute_bit_of_a_file_are_preserved() {
         let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("usr/bin/tool");
+        let files = dir.path().join("files");
+        let file = files.join("usr/bin/tool");
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(&file, "x").unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o4711)).unwrap();
-        std::os::unix::fs::symlink("tool", dir.path().join("usr/bin/link")).unwrap();
-        let (image_path, node) = entry(dir.path(), Path::new("usr/bin/tool"), &package(&[], None)).unwrap();
-        assert_eq!(
-            (image_path.as_str(), node),
-            ("usr/bin/tool", Node::File { mode: 0o755, content: Content::File(file) })
-        );
-        let (image_path, node) = entry(dir.path(), Path::new("usr/bin/link"), &package(&[], Some("opt/x"))).unwrap();
+        std::os::unix::fs::symlink("tool", files.join("usr/bin/link")).unwrap();
+        Unpacked::record(dir.path()).unwrap();
+        let unpacked = Unpacked::open(dir.path().to_owned()).unwrap();
+        let (image_path, node) = entry(&unpacked, Path::new("usr/bin/tool"), &package(&[], None)).unwrap();
+        let sha256 = digest::of_bytes(b"x");
+        let content = Content::Cached(CachedFile { dir: dir.path().to_owned(), file, sha256 });
+        assert_eq!((image_path.as_str(), node), ("usr/bin/tool", Node::File { mode: 0o755, content }));
+        let (image_path, node) = entry(&unpacked, Path::new("usr/bin/link"), &package(&[], Some("opt/x"))).unwrap();
         assert_eq!((image_path.as_str(), node), ("opt/x/link", Node::Symlink { target: "tool".into() }));
         let mut names = Vec::new();
-        walk(dir.path(), Path::new(""), &mut names).unwrap();
+        walk(&files, Path::new(""), &mut names).unwrap();
         assert_eq!(names.len(), 2);
         let star = Pattern::new("usr/*").unwrap();
         assert!(!names.iter().any(|name| star.matches_path_with(name, MATCHING)), "* does not match /");

@@ -15,6 +15,7 @@ pub mod cpio;
 mod date;
 pub mod debian;
 pub mod diff;
+pub mod digests;
 pub mod driver;
 pub mod format;
 pub mod kernel;

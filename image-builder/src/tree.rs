@@ -1,15 +1,31 @@
 //! The entries of an image, independent of the image format.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use crate::digests::CachedFile;
 
 /// Source of a file's contents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
     /// A file on the host.
     File(PathBuf),
+    /// A file of the cache, which must be the one that was cached.
+    Cached(CachedFile),
     /// These bytes.
     Bytes(Vec<u8>),
+}
+
+impl Content {
+    /// Returns the path of a file, cached or not.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) => Some(path),
+            Self::Cached(cached) => Some(&cached.file),
+            Self::Bytes(_) => None,
+        }
+    }
 }
 
 /// One entry of an image.

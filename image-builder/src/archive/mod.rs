@@ -14,6 +14,7 @@ use firstlight_progress::Progress;
 use glob::{MatchOptions, Pattern};
 
 use crate::cache::{self, io_error};
+use crate::digests::CachedFile;
 use crate::manifest::Archive;
 use crate::tree::{Content, Node};
 use unpack::{Entry, FILES, Listing};
@@ -84,7 +85,7 @@ pub struct WrongArchive {
 }
 
 /// Layout version of unpacked directories; increment it to invalidate cached ones.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 
 /// `*` and `?` do not match `/`.
 const MATCHING: MatchOptions =
@@ -148,9 +149,13 @@ pub fn entries(
         for (name, entry) in matched {
             let image_path = format!("{}/{}", part.into, name.rsplit('/').next().unwrap_or(name));
             let node = match entry {
-                Entry::File { program } => Node::File {
+                Entry::File { program, sha256 } => Node::File {
                     mode: if *program { 0o755 } else { 0o644 },
-                    content: Content::File(dir.join(FILES).join(name)),
+                    content: Content::Cached(CachedFile {
+                        dir: dir.clone(),
+                        file: dir.join(FILES).join(name),
+                        sha256: sha256.clone(),
+                    }),
                 },
                 Entry::Link { target } => Node::Symlink { target: target.clone() },
             };

@@ -79,8 +79,9 @@ fn files_are_added_from_any_supported_compression() {
             "usr/share/b_topology",
         ];
         assert_eq!(places, expected);
-        let Node::File { mode: 0o755, content: Content::File(path) } = &entries[0].1 else { panic!("{entries:?}") };
-        assert_eq!(fs::read(path).unwrap(), b"program");
+        let Node::File { mode: 0o755, content: Content::Cached(cached) } = &entries[0].1 else { panic!("{entries:?}") };
+        assert_eq!(fs::read(&cached.file).unwrap(), b"program");
+        assert_eq!(cached.sha256, digest::of_bytes(b"program"));
         assert_eq!(entries[1].1, Node::Symlink { target: "libfm.so.1.2".into() });
         assert!(matches!(entries[3].1, Node::File { mode: 0o644, .. }), "only the execute bit is preserved");
         // The cached result is the same, and the archive must still exist.
@@ -152,6 +153,7 @@ fn file_below_a_link_is_not_written_through_it() {
     entry(&mut tar, b'2', "d", "e", 0o777, b"");
     entry(&mut tar, b'0', "d/file", "", 0o644, b"x");
     let (_, entries) = unpack(&dir, &archive(&dir, &tar, &[("d/file", "usr")])).unwrap();
-    let Node::File { content: Content::File(path), .. } = &entries[0].1 else { panic!("{entries:?}") };
+    let Node::File { content, .. } = &entries[0].1 else { panic!("{entries:?}") };
+    let path = content.path().unwrap();
     assert!(path.starts_with(dir.path().join("cache/unpacked")) && fs::symlink_metadata(path).unwrap().is_file());
 }

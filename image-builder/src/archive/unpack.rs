@@ -38,7 +38,7 @@ pub(super) struct Listing {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Entry {
-    File { program: bool },
+    File { program: bool, sha256: String },
     Link { target: String },
 }
 
@@ -90,9 +90,10 @@ fn files(reader: impl Read, into: &Path) -> Result<Listing, String> {
                 let failed = |error: io::Error| format!("{name:?}: {error}");
                 let path = root.join(&name);
                 fs::create_dir_all(path.parent().unwrap_or(&root)).map_err(failed)?;
-                let mut file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed)?;
+                let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed)?;
+                let mut file = Hashing::new(file);
                 io::copy(&mut entry, &mut file).map_err(failed)?;
-                Entry::File { program: mode & 0o111 != 0 }
+                Entry::File { program: mode & 0o111 != 0, sha256: file.finish().0 }
             }
             EntryType::Symlink => {
                 let target = entry.link_name_bytes().map(std::borrow::Cow::into_owned).unwrap_or_default();

@@ -255,7 +255,7 @@ fn driver_files_have_the_drivers_origin() {
     };
     let (kernel, extra) = (fake(dir.path()), [Extra::update(file("nvidia.ko")), Extra::built(file("ours.ko"))]);
     let form = Form::Plain(TypeInformation::Keep);
-    let modules = modules::select("6.12.95", &kernel.modules(), &[], &extra, form).unwrap();
+    let modules = modules::select("6.12.95", kernel.modules(), &[], &extra, form).unwrap();
     let of_kernel = Origin::Source("sid/linux-source=1".into());
     let origins = add_modules(&mut Tree::default(), &kernel, &modules, &of_kernel, Some(&driver)).unwrap();
     let origin = |path: &str| &origins[&format!("lib/modules/6.12.95/{path}")];
@@ -267,7 +267,7 @@ fn driver_files_have_the_drivers_origin() {
         group: "cuda".into(),
         package: package.into(),
         path: path.into(),
-        kind: driver::Kind::File { mode: 0o644, size: 1 },
+        kind: driver::Kind::File { mode: 0o644, size: 1, sha256: "0".repeat(64) },
     };
     let entries = [entry("libcuda1", "usr/lib/libcuda.so.1"), entry("unknown", "usr/lib/lost.so")];
     let origins: Origins = origins_of(&entries, &[pinned("other"), pinned("libcuda1")]).collect();

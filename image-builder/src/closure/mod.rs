@@ -16,6 +16,7 @@ use glob::{MatchOptions, Pattern};
 use goblin::elf::Elf;
 
 use crate::cache::{self, io_error};
+use crate::digests::CachedFile;
 use crate::kernel::{module_firmware, modules};
 use crate::tree::{Content, Node, Tree};
 use rules::Rules;
@@ -167,7 +168,7 @@ fn components(path: &str) -> Vec<String> {
 pub(crate) fn read_file(content: &Content) -> Result<Vec<u8>, Error> {
     match content {
         Content::Bytes(bytes) => Ok(bytes.clone()),
-        Content::File(path) => {
+        Content::File(path) | Content::Cached(CachedFile { file: path, .. }) => {
             let size = fs::metadata(path).map_err(io_error("inspect", path))?.len();
             if size > MAX_FILE {
                 return Ok(Vec::new());
@@ -181,7 +182,7 @@ pub(crate) fn read_file(content: &Content) -> Result<Vec<u8>, Error> {
 pub(crate) fn read_start(content: &Content, bytes: usize) -> Result<Vec<u8>, Error> {
     match content {
         Content::Bytes(all) => Ok(all.iter().copied().take(bytes).collect()),
-        Content::File(path) => {
+        Content::File(path) | Content::Cached(CachedFile { file: path, .. }) => {
             let mut head = Vec::new();
             let file = fs::File::open(path).map_err(io_error("open", path))?;
             file.take(bytes as u64).read_to_end(&mut head).map_err(io_error("read", path))?;

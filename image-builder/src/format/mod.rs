@@ -26,6 +26,7 @@ use firstlight_progress::Bar;
 
 use crate::cache::{self, io_error};
 use crate::cpio;
+use crate::digests::Damaged;
 use crate::lock::Pinned;
 use crate::packages::Packages;
 use crate::tools::{self, Kit, Toolset};
@@ -49,6 +50,9 @@ pub enum Error {
     /// A required program is not available.
     #[error(transparent)]
     Tools(#[from] tools::Error),
+    /// A file of the cache is damaged.
+    #[error(transparent)]
+    Damaged(#[from] Box<Damaged>),
     /// A file changed while the image was built.
     #[error("/{path} changed while it was copied: {expected} bytes expected, {found} found; build again")]
     Changed {

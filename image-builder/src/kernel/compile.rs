@@ -17,7 +17,7 @@ use crate::debian::{Candidate, PackageRequest};
 use crate::packages::Packages;
 
 /// Version of the build procedure; a change rebuilds cached kernels.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 
 /// Programs that a build runs, and their Debian packages.
 const TOOLS: &[(&str, &str)] = &[

@@ -83,22 +83,6 @@ fn gpu_works_with_the_driver_of_an_extension() {
 }
 
 #[test]
-fn guest_without_extensions_skips_their_units() {
-    let files = Files::make();
-    let mut record = None;
-    scenario(&files, Vec::new()).watched(async |vm| {
-        let agent = ready(vm).await;
-        assert!(refused(&agent, &container(&files, "c1", "0")).await.contains("module nvidia is neither in"));
-        record = vm.console().record();
-    });
-    let record: BootRecord = record.unwrap();
-    assert_eq!(record.state, State::Degraded);
-    for name in ["extensions", "extension-disks"] {
-        assert_eq!(record.unit(name).unwrap().outcome, Outcome::Skipped, "{name}");
-    }
-}
-
-#[test]
 fn corrupted_extension_is_rejected_by_name() {
     let verity = GPU.contents.verity.clone().unwrap();
     let dir = tempfile::tempdir().unwrap();

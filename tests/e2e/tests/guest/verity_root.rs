@@ -20,7 +20,7 @@ fn scenario(image: &Image, disk: &Path) -> Scenario {
     let opener = lab().opener().unwrap();
     let guest = Guest {
         initrd: Some(opener.initrd),
-        hardware: vec![Device::Disk { file: disk.to_owned() }],
+        hardware: vec![Device::ReadOnlyDisk { file: disk.to_owned() }],
         ..Guest::default()
     };
     Scenario::guest(guest).parameter(image.contents.command_line.as_ref().unwrap())

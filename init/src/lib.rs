@@ -1,10 +1,9 @@
 //! PID 1 of a Firstlight guest.
 //!
-//! The boot is a plan: a table of units ([`units`]), checked ([`plan`]) and run
-//! by a state machine ([`executor`]). Everything that decides is pure and takes
-//! time and events as arguments: [`executor`], [`attach`], [`restart`],
-//! [`shutdown`], [`params`], [`mode`]. Everything that touches the machine is
-//! thin and stands beside it, below [`supervisor`].
+//! The boot is a plan: a table of units ([`units`]), checked ([`plan`]) and run by a state machine
+//! ([`executor`]). Decisions are pure functions of time and events: [`executor`], [`attach`],
+//! [`restart`], [`shutdown`], [`params`], [`mode`]. I/O is in thin layers around them;
+//! [`supervisor`] is the main loop.
 #![forbid(unsafe_code)]
 
 pub mod actions;

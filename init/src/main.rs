@@ -1,4 +1,4 @@
-//! PID 1 of a Firstlight guest: the program.
+//! The program that runs as PID 1 of a Firstlight guest.
 #![forbid(unsafe_code)]
 
 use std::io::Write as _;
@@ -17,7 +17,7 @@ PID 1 of a Firstlight guest. The kernel starts it; started by hand it only tells
   --version       its version
 ";
 
-/// Signals that mean something. All others do nothing to process 1.
+/// The handled signals. The kernel does not deliver signals with the default action to process 1.
 const SIGNALS: &[i32] = &[libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGPWR, libc::SIGUSR1];
 
 fn main() -> ExitCode {
@@ -30,7 +30,7 @@ fn boot(begin: clock::Moment) -> ! {
     let started = SignalFd::block(SIGNALS).map_err(|error| error.to_string());
     match started.and_then(|signals| Supervisor::new(signals, begin).map_err(|error| error.to_string())) {
         Ok(supervisor) => {
-            // Ctrl-Alt-Del comes to us as a signal instead of a reboot at once.
+            // With CAD off, Ctrl-Alt-Del sends SIGINT to PID 1 instead of rebooting at once.
             let _ = reboot(RebootCommand::CadOff);
             supervisor.run()
         }

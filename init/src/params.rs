@@ -1,4 +1,4 @@
-//! The kernel parameters that PID 1 takes, as a table.
+//! The kernel parameters of PID 1, as a table.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use crate::mode::{GUEST_MODES, ModeChoice, OnUnsupportedTopology};
 use crate::unit_id::UnitId;
 use crate::units::PLAN;
 
-/// What happens when a required unit fails.
+/// The reaction to the failure of a required unit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnFailure {
-    /// Stop in order and power off: the host sees the VM end.
+    /// Shut down and power off: the host sees the end of the VM.
     #[default]
     PowerOff,
-    /// Stop in order and boot again.
+    /// Shut down and reboot.
     Reboot,
     /// Keep the VM running for inspection.
     Hold,
@@ -30,7 +30,7 @@ pub enum OnFailure {
 }
 
 impl OnFailure {
-    /// The word on the command line and in the record.
+    /// Returns the value as it is written on the command line and in the boot record.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -42,70 +42,72 @@ impl OnFailure {
     }
 }
 
-/// What happens when the agent ends by itself.
+/// The reaction to an exit of the agent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AgentRestart {
-    /// It is started again, with growing pauses.
+    /// Restart the agent, with increasing delays.
     #[default]
     Restart,
-    /// The VM is powered off.
+    /// Power off the VM.
     PowerOff,
 }
 
-/// A parameter of a kernel module, as `modprobe` takes it from the command line.
+/// A parameter of a kernel module, in the form in which `modprobe` reads it from the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleParam {
-    /// The module, with `_` for `-`.
+    /// The module's name, with `_` for `-`.
     pub module: String,
     /// `name=value`, or `name` for a flag.
     pub setting: String,
 }
 
-/// A parameter that could not be used. The boot goes on without it.
+/// An error of a parameter. The boot continues without the parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Complaint {
-    /// The parameter as written.
+    /// The parameter's name as written.
     pub param: String,
-    /// What is wrong with it and what was meant, perhaps.
+    /// The error, possibly with a suggestion.
     pub text: String,
 }
 
-/// Everything that the command line says to PID 1.
+/// The parameters of PID 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Params {
-    /// How GPUs are attached.
+    /// The order in which GPUs are attached.
     pub attach: Policy,
-    /// How long an attach may show no sign that something moves.
+    /// The longest time that an attach may show no progress: an interrupt of the GPU, or the
+    /// driver's answer for another GPU.
     pub attach_deadline: Duration,
-    /// How long one attach may take, whatever moves.
+    /// The longest time that an attach may take, with or without progress.
     pub attach_limit: Duration,
-    /// Whether this is a guest under confidential computing; `None` where the processor is asked.
+    /// Whether this is a guest under confidential computing; `None`: decided by the processor's
+    /// flags.
     pub confidential: Option<bool>,
-    /// Whether the first GPU may come after the boot.
+    /// Whether the first GPU may be added after the boot.
     pub gpu_hotplug: bool,
-    /// Deadlines of units that are not those of the plan.
+    /// Deadlines of units that replace those of the plan.
     pub deadlines: Vec<(UnitId, Duration)>,
-    /// What is set of GPUs once they are attached.
+    /// Settings that are applied to attached GPUs.
     pub settings: RequestedSettings,
-    /// How long that may take, for all of them.
+    /// The deadline of a settings run, for all of its GPUs together.
     pub settings_deadline: Duration,
-    /// How many channels of IMEX get a node.
+    /// Number of IMEX channels that get a device node.
     pub imex_channels: u32,
-    /// What decides the mode.
+    /// The requested mode.
     pub mode: ModeChoice,
     /// The reaction to an unsupported device topology.
     pub on_unsupported_topology: OnUnsupportedTopology,
-    /// What happens when a required unit fails.
+    /// The reaction to the failure of a required unit.
     pub on_failure: OnFailure,
-    /// What happens when the agent ends.
+    /// The reaction to an exit of the agent.
     pub agent_restart: AgentRestart,
-    /// How far the kernel is closed to root.
+    /// The stage of kernel lockdown: `none`, `integrity` or `confidentiality`.
     pub kernel_lockdown: &'static str,
     /// Whether the root file system stays writable.
     pub root_writable: bool,
-    /// Whether modules and settings are locked once the boot needs them no more.
+    /// Whether module loading and kernel interfaces are locked when the boot no longer needs them.
     pub lockdown: bool,
-    /// Up to which level lines of others are handed on.
+    /// The least severe level of log lines that are forwarded.
     pub log: Level,
     /// The daemons that are enabled by a parameter.
     pub daemons: DaemonSwitches,
@@ -113,15 +115,15 @@ pub struct Params {
     pub baseboard_serial: Option<String>,
     /// The shutdown deadline.
     pub shutdown_deadline: Duration,
-    /// Disks that are mounted beside the root.
+    /// Verified extension disks to mount.
     pub extensions: Extensions,
-    /// For modules that are loaded.
+    /// Parameters of kernel modules.
     pub modules: Vec<ModuleParam>,
     /// Modules that are not loaded for a device or by another alias (`modprobe.blacklist=`).
     pub blacklist: Vec<String>,
-    /// Modules that the kernel refuses in any case (`module_blacklist=`).
+    /// Modules that the kernel rejects in any case (`module_blacklist=`).
     pub forbidden: Vec<String>,
-    /// What could not be used.
+    /// Errors of parameters.
     pub complaints: Vec<Complaint>,
 }
 
@@ -157,16 +159,16 @@ impl Default for Params {
     }
 }
 
-/// One parameter.
+/// The specification of a parameter.
 #[derive(Debug, Clone, Copy)]
 pub struct ParamSpec {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// The values it takes.
+    /// The accepted values, as text for the documentation.
     pub values: &'static str,
-    /// The value it has when it is not given.
+    /// The default, as text.
     pub default: &'static str,
-    /// What it does.
+    /// The effect, as text.
     pub effect: &'static str,
     set: fn(&mut Params, &str) -> bool,
 }
@@ -181,7 +183,7 @@ fn choose<T: Copy>(slot: &mut T, value: &str, choices: &[(&str, T)]) -> bool {
     }
 }
 
-/// A setting of GPUs; see [`firstlight_gpu_settings_protocol`] for its grammar.
+/// Sets a per-GPU setting; see [`firstlight_gpu_settings_protocol`] for the grammar.
 fn per_gpu<T: std::str::FromStr>(slot: &mut PerGpu<T>, value: &str) -> bool {
     PerGpu::parse(value).is_some_and(|setting| {
         *slot = setting;
@@ -438,16 +440,16 @@ pub const PARAMS: &[ParamSpec] = &[
     },
 ];
 
-/// Prefix of parameters that are handed to `nvidia.ko`.
+/// Prefix of parameters that are passed to `nvidia.ko`.
 const NVIDIA: &str = "firstlight.nvidia.";
 
-/// Prefix of deadlines by unit.
+/// Prefix of deadlines of units.
 const DEADLINE: &str = "firstlight.deadline.";
 
 /// Prefix of parameters that are read by the agent.
 const AGENT: &str = "firstlight.agent.";
 
-/// A duration as people write it: a whole number and `ms` or `s`; 1 ms to 1 h.
+/// Parses a duration: a whole number and `ms` or `s`; 1 ms to 1 h.
 fn duration(text: &str) -> Option<Duration> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
@@ -478,8 +480,8 @@ fn is_dash(byte: u8) -> bool {
 }
 
 impl Params {
-    /// Takes the command line. Never fails: what cannot be used is in
-    /// [`Params::complaints`], and the default stands.
+    /// Reads the parameters from a command line. Never fails: errors are in [`Params::complaints`],
+    /// and the default applies.
     #[must_use]
     pub fn from_command_line(line: &CommandLine) -> Self {
         let mut params = Self::default();
@@ -543,7 +545,7 @@ impl Params {
         self.complaints.push(Complaint { param: format!("{DEADLINE}{unit}"), text });
     }
 
-    /// The parameter string for a module, as `finit_module` takes it.
+    /// Returns the parameters of a module, in the form that `finit_module` takes.
     #[must_use]
     pub fn for_module(&self, module: &str) -> String {
         let mine = self.modules.iter().filter(|param| same(&param.module, module));
@@ -551,7 +553,8 @@ impl Params {
     }
 }
 
-/// The kernel splits a module's parameters at blanks outside quotes.
+/// Quotes a value that contains a blank: the kernel splits module parameters at blanks outside
+/// quotes.
 fn quoted(value: &str) -> String {
     if value.contains(char::is_whitespace) { format!("\"{value}\"") } else { value.to_owned() }
 }
@@ -564,7 +567,7 @@ fn suggestion(key: &str) -> String {
     }
 }
 
-/// How many letters have to be changed, added or dropped to make `b` of `a`.
+/// Returns the Levenshtein distance of two names, in bytes.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
@@ -579,7 +582,7 @@ fn distance(a: &str, b: &str) -> usize {
     row.last().copied().unwrap_or_default()
 }
 
-/// The table as Markdown, for the documentation.
+/// Prints the table as Markdown for the documentation.
 #[must_use]
 pub fn print() -> String {
     let mut text = String::from("| parameter | values | default | effect |\n|---|---|---|---|\n");

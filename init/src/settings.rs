@@ -15,28 +15,29 @@ use crate::daemons::output::Lines;
 use crate::driver_paths::{command, find_first};
 use crate::root::Root;
 
-/// Where the program is.
+/// Search paths of the program.
 const PROGRAMS: &[&str] = &["/usr/bin/firstlight-gpu-settings"];
 
-/// The step that decides whether a GPU can be given away: who gets a part of it gets no more than that.
+/// The step that creates MIG instances. Without it a GPU is not given to containers: a container
+/// that requests an instance must not get more.
 const DIVISION: &str = "mig";
 
-/// The longest line that can be a step's.
+/// Maximum length of a step report in bytes; the rest of a longer line is dropped.
 const MOST_LINE: usize = 8 << 10;
 
-/// What is read before others have their turn, bytes.
+/// Maximum number of bytes read per loop iteration.
 const TURN: usize = 64 << 10;
 
-/// What the program says: steps, and words of it or of the library.
+/// A line of the program's output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OutputLine {
-    /// A step.
+    /// A step report.
     Step(StepReport),
-    /// Words.
+    /// Any other text, such as an error of the loader or of NVML.
     Text(String),
 }
 
-/// Bytes of the program as what it says.
+/// A parser of the program's output.
 #[derive(Debug, Default)]
 pub struct OutputParser {
     line: Vec<u8>,
@@ -44,7 +45,7 @@ pub struct OutputParser {
 }
 
 impl OutputParser {
-    /// Takes bytes.
+    /// Parses bytes and appends the complete lines to `out`.
     pub fn feed(&mut self, bytes: &[u8], out: &mut Vec<OutputLine>) {
         for byte in bytes {
             if *byte == b'\n' {
@@ -55,7 +56,7 @@ impl OutputParser {
         }
     }
 
-    /// Takes what was written after the last line's end as a line.
+    /// Parses the bytes after the last newline as a line.
     pub fn end(&mut self, out: &mut Vec<OutputLine>) {
         let line = std::mem::take(&mut self.line);
         if line.first() == Some(&b'{')
@@ -71,11 +72,11 @@ impl OutputParser {
     }
 }
 
-/// How the steps stand.
+/// The state of a run's steps.
 #[derive(Debug, Default)]
 pub struct Tally {
     open: Vec<(String, String)>,
-    /// Objects that are divided as asked.
+    /// Objects whose MIG step succeeded.
     divided: Vec<String>,
     done: u32,
     unchanged: u32,
@@ -83,7 +84,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Takes what was said of a step.
+    /// Updates the state with a step report.
     pub fn take(&mut self, line: &StepReport) {
         let of = (line.object.clone(), line.step.clone());
         match line.result {
@@ -98,19 +99,19 @@ impl Tally {
         }
     }
 
-    /// Whether a GPU was said to be divided as asked.
+    /// Returns whether the MIG step of an object (a GPU's PCI address) succeeded.
     #[must_use]
     pub fn is_divided(&self, object: &str) -> bool {
         self.divided.iter().any(|other| other == object)
     }
 
-    /// What went wrong with one object.
+    /// Returns the error of the first failed step of an object.
     #[must_use]
     pub fn failure_of(&self, object: &str) -> Option<&str> {
         self.failed.iter().find(|line| line.object == object).map(|line| line.detail.as_str())
     }
 
-    /// What did not end as asked, one sentence each.
+    /// Returns the errors of failed steps, and of steps that started and did not end.
     #[must_use]
     pub fn complaints(&self) -> Vec<String> {
         let failed = self.failed.iter().map(|line| format!("{}: {}: {}", line.object, line.step, line.detail));
@@ -118,35 +119,35 @@ impl Tally {
         failed.chain(open).collect()
     }
 
-    /// What there is to say when all went well.
+    /// Returns the summary of a successful run.
     #[must_use]
     pub fn words(&self) -> String {
         format!("{} done, {} as they were", self.done, self.unchanged)
     }
 }
 
-/// What the image lacks to do it.
+/// Returns an error if the image lacks the program.
 #[must_use]
 pub fn missing(root: &Root) -> Option<String> {
     find_first(root, PROGRAMS).err()
 }
 
-/// The program at work.
+/// A run of the program.
 #[derive(Debug)]
 pub struct Run {
     pid: Option<Pid>,
     group: Cgroup,
     output: Option<PipeReader>,
     parser: OutputParser,
-    /// What was said of steps so far.
+    /// The state of the steps reported so far.
     pub tally: Tally,
 }
 
 impl Run {
-    /// Starts the program, in a cgroup below `groups`.
+    /// Starts the program in a new cgroup below `groups`.
     ///
     /// # Errors
-    /// What could not be done.
+    /// The image lacks the program, or the cgroup, the pipe or the process could not be created.
     pub fn start(root: &Root, groups: &Path, name: &str, work: &SettingsRequest) -> Result<Self, String> {
         let words = command(root, &find_first(root, PROGRAMS)?);
         let program = words.first().cloned().unwrap_or_default();
@@ -181,19 +182,19 @@ impl Run {
         })
     }
 
-    /// Whether this is its process.
+    /// Returns whether `pid` is the process of this run.
     #[must_use]
     pub fn is(&self, pid: Pid) -> bool {
         self.pid == Some(pid)
     }
 
-    /// What wakes it.
+    /// Returns the descriptor to poll: the program's output.
     #[must_use]
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.output.as_ref().map(AsFd::as_fd)
     }
 
-    /// Takes what it has said, a turn's worth or all of it.
+    /// Reads and parses the available output, at most `TURN` bytes unless `all` is set.
     pub fn listen(&mut self, all: bool) -> Vec<OutputLine> {
         let mut said = Vec::new();
         let mut buffer = [0; 4096];
@@ -221,13 +222,13 @@ impl Run {
         said
     }
 
-    /// Returns the last line that is no step report: possibly an error of the loader or the library.
+    /// Returns the last line that is not a step report: possibly an error of the loader or of NVML.
     #[must_use]
     pub fn last_line(&self) -> &str {
         self.parser.words.last()
     }
 
-    /// Kills it without waiting; a process blocked in the kernel may remain.
+    /// Kills all processes of the run without waiting; a process blocked in the kernel may remain.
     pub fn kill(&self) {
         let _ = self.group.kill();
     }

@@ -1,41 +1,41 @@
-//! Shutdown as a state machine: the agent, the daemons, all other processes, the
-//! GPUs and file systems, power-off.
+//! Shutdown as a state machine: the agent, the daemons, all other processes, the GPUs and file
+//! systems, power-off.
 //!
-//! Pure: [`Shutdown::step`] takes the time and an event and returns effects. One
-//! deadline covers the whole; each stage has a share of it. A stage that exceeds
-//! its share is reported and abandoned, so the VM powers off by the deadline.
+//! Pure: [`Shutdown::step`] takes the time and an event and returns effects. One deadline covers
+//! the shutdown; each stage has a share of the time. A stage that exceeds its share is reported and
+//! abandoned, so the VM powers off by the deadline.
 
-/// How it ends.
+/// The end of the shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Goal {
-    /// The VM is gone afterwards.
+    /// Power off the VM.
     PowerOff,
-    /// The VM boots again.
+    /// Reboot the VM.
     Reboot,
 }
 
-/// Shares of the whole: the agent stops its containers.
+/// Share of the agent, which stops its containers. Shares are in parts of `WHOLE`.
 const AGENT: u64 = 5;
-/// All daemons end, one after the other.
+/// Share of the daemons, which are stopped one after the other.
 const DAEMONS: u64 = 14;
-/// Killed processes are gone.
+/// Share of the exit of killed processes.
 const REAP: u64 = 1;
-/// GPUs are closed and file systems synced.
+/// Share of closing the GPUs and syncing the file systems.
 const RELEASE: u64 = 8;
-/// Console output is flushed.
+/// Share of flushing the console.
 const CONSOLE_FLUSH: u64 = 2;
-/// All shares.
+/// The sum of all shares.
 const WHOLE: u64 = AGENT + DAEMONS + REAP + RELEASE + CONSOLE_FLUSH;
 
-/// What happened.
+/// An input of the state machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// It begins; whether an agent runs.
+    /// The shutdown starts.
     Begin {
         /// Whether the agent is running.
         agent: bool,
     },
-    /// The agent has ended.
+    /// The agent has exited.
     AgentGone,
     /// All daemons are stopped.
     DaemonsGone,
@@ -45,37 +45,37 @@ pub enum Event {
     GpusReleased,
     /// File systems are synced.
     Synced,
-    /// Time went by.
+    /// Time has passed.
     Clock,
 }
 
-/// The stage that exceeded its share.
+/// A stage that can exceed its share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// The agent, asked to end.
+    /// The agent, after SIGTERM.
     Agent,
-    /// The daemons, asked one after the other.
+    /// The daemons, stopped one after the other.
     Daemons,
-    /// Processes that were killed.
+    /// The exit of killed processes.
     Processes,
-    /// Drivers, whose last user let a GPU go.
+    /// The close of the GPUs: at the last close the driver shuts a GPU down.
     Gpus,
-    /// File systems, being written.
+    /// The sync of the file systems.
     Files,
 }
 
-/// What has to be done.
+/// An effect that the caller carries out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// Send SIGTERM to the agent.
     TerminateAgent,
-    /// Stop the daemons, the last one first.
+    /// Stop the daemons in reverse start order.
     StopDaemons,
     /// Kill every process but PID 1.
     KillAll,
     /// Close the GPUs and sync file systems, each on its own thread.
     Release,
-    /// Report that this stage exceeded its share, this many µs.
+    /// Report that this stage exceeded its share, given in µs.
     Late(Step, u64),
     /// Flush the console for at most this many µs, then power off or reboot.
     Finish(Goal, u64),
@@ -100,13 +100,13 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// Nothing done yet; all of it may take `total`, µs.
+    /// Creates a shutdown that has not started; `total` is its deadline in µs.
     #[must_use]
     pub fn new(goal: Goal, total: u64) -> Self {
         Self { goal, total, phase: Phase::New }
     }
 
-    /// When [`Event::Clock`] is due next, µs.
+    /// Returns when [`Event::Clock`] is due next, µs.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         match self.phase {
@@ -118,12 +118,12 @@ impl Shutdown {
         }
     }
 
-    /// A share of the whole, µs; the shares together are never more than the whole.
+    /// Returns the duration of a share, µs. Rounded down, so that the sum does not exceed `total`.
     fn share(&self, parts: u64) -> u64 {
         self.total / WHOLE * parts
     }
 
-    /// Takes what happened at `now` and says what has to be done, in order.
+    /// Processes an event at time `now` (µs); returns the effects in order.
     pub fn step(&mut self, now: u64, event: Event) -> Vec<Effect> {
         let due = event == Event::Clock && self.next_deadline().is_some_and(|until| until <= now);
         let until = |parts| now.saturating_add(self.share(parts));
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The default, of which a share is a second each.
+    /// The default deadline, µs: one part of a share is one second.
     const TOTAL: u64 = 30_000_000;
     const SECOND: u64 = 1_000_000;
 
@@ -243,7 +243,7 @@ mod tests {
         ]
     }
 
-    /// The place of an effect in the order that is promised.
+    /// Returns the position of an effect in the documented order.
     fn place(effect: Effect) -> usize {
         match effect {
             Effect::TerminateAgent => 0,
@@ -271,7 +271,7 @@ mod tests {
             let mut now = start;
             let mut effects = down.step(now, Event::Begin { agent });
             let over = |effects: &[Effect]| matches!(effects.last(), Some(Effect::Finish(..)));
-            // The loop wakes at each deadline, and in between things happen in any order.
+            // The loop wakes at each deadline; other events arrive between deadlines in any order.
             for (pause, event) in walk {
                 let next = now + pause;
                 while let Some(at) = down.next_deadline().filter(|at| *at <= next) {

@@ -1,9 +1,8 @@
-//! The state disk of a service VM: an ext4 file system that the host creates
-//! (`firstlight service-vm define`) and that survives restarts.
+//! The state disk of a service VM: an ext4 file system that the host creates (`firstlight
+//! service-vm define`) and that survives restarts.
 //!
-//! Tenants lose the fabric when this VM stops, whatever is on the disk. The disk
-//! has the only record of the tenants' partitions and of the GPUs that are
-//! excluded from allocation.
+//! The disk has the only record of the tenants' partitions and of the GPUs that are excluded from
+//! allocation. It does not preserve the fabric: tenants lose the fabric when this VM stops.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +16,7 @@ use crate::root::Root;
 /// The disk's serial number.
 pub const SERIAL: &str = "firstlight-state";
 
-/// Where it is mounted.
+/// The mount point.
 pub const DIRECTORY: &str = "/var/lib/firstlight";
 
 /// Errors of mounting the state disk.
@@ -41,7 +40,7 @@ fn hint(error: Errno) -> &'static str {
     }
 }
 
-/// The disk, if there is one.
+/// Returns the device node of the state disk, if the disk exists.
 fn find(root: &Root) -> Result<Option<String>, Error> {
     let mut found = disks::with_serial(root, SERIAL);
     match found.len() {
@@ -53,13 +52,13 @@ fn find(root: &Root) -> Result<Option<String>, Error> {
 fn mounted(root: &Root) -> Result<String, Error> {
     let disk = find(root)?;
     let there = root.path(DIRECTORY);
-    // The root may be read-only, and have it.
+    // The image has the directory if its root is read-only.
     if !Path::new(&there).is_dir() {
         fs::create_dir_all(&there).map_err(Error::Directory)?;
     }
     let flags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
     let (kind, data) = match disk {
-        // What cannot be written to any more says so to who writes.
+        // Remounted read-only on a file system error, so that writers get EROFS.
         Some(_) => (c"ext4", c"errors=remount-ro"),
         None => (c"tmpfs", c"mode=0700,size=16m"),
     };
@@ -77,10 +76,11 @@ fn mounted(root: &Root) -> Result<String, Error> {
     })
 }
 
-/// Mounts the disk, or memory if there is none.
+/// Mounts the state disk, or a tmpfs if the disk does not exist; returns a description of the
+/// mount.
 ///
 /// # Errors
-/// There are several, or it has no file system that can be mounted.
+/// Several disks have the serial number, or the disk has no file system that can be mounted.
 pub fn mount(root: &Root) -> Result<String, String> {
     mounted(root).map_err(|error| error.to_string())
 }

@@ -1,46 +1,49 @@
-//! Kernel settings, as tables with their reasons.
+//! Sysctl tables, with the reason of each setting.
 
 use std::fs;
 use std::io;
 
 use crate::root::Root;
 
-/// One setting: file below `/proc/sys` with dots for slashes, value.
+/// A setting: the sysctl name (path below `/proc/sys` with `.` for `/`) and the value.
 pub type Setting = (&'static str, &'static str);
 
-/// Settings that containers and GPU programs profit from.
+/// Settings for containers and GPU programs.
 pub const SETTINGS: &[Setting] = &[
-    // The VMM sees a panic as the end of the VM instead of a guest that hangs.
+    // Reboot at once on a panic: the VMM sees the end of the VM instead of a guest that hangs.
     ("kernel.panic", "-1"),
-    // Links and files in sticky directories of others are not followed or opened.
+    // Restrict access to other users' symlinks, FIFOs and regular files in sticky directories, and
+    // hard links to other users' files.
     ("fs.protected_symlinks", "1"),
     ("fs.protected_hardlinks", "1"),
     ("fs.protected_fifos", "1"),
     ("fs.protected_regular", "2"),
-    // Databases and CUDA programs map many small areas; the default of 65530 ends them.
+    // Databases and CUDA programs create many small mappings; with the default of 65530, mmap
+    // fails.
     ("vm.max_map_count", "1048576"),
-    // One guest runs many containers, each with watchers of its own.
+    // One guest runs many containers, and each has inotify watches of its own.
     ("fs.inotify.max_user_instances", "8192"),
     ("fs.inotify.max_user_watches", "1048576"),
-    // A daemon that logs a burst to a Unix socket is not blocked after ten lines.
+    // A daemon that logs a burst to a Unix socket is not blocked after ten lines (the default is
+    // 10).
     ("net.unix.max_dgram_qlen", "512"),
 ];
 
-/// The setting after which the kernel takes no more modules.
+/// The sysctl that disables module loading until reboot.
 pub const MODULES_DISABLED: &str = "kernel.modules_disabled";
 
 /// Permanent locks, applied when the boot no longer needs the interfaces.
 pub const LOCKS: &[Setting] = &[
-    // Both can only be set, not taken back.
+    // Both can be set but not cleared.
     (MODULES_DISABLED, "1"),
     ("kernel.kexec_load_disabled", "1"),
-    // Addresses of kernel objects and the log are for root with CAP_SYSLOG only.
+    // Kernel addresses are hidden from all users; the kernel log requires CAP_SYSLOG.
     ("kernel.kptr_restrict", "2"),
     ("kernel.dmesg_restrict", "1"),
-    // 1 cannot be taken back: a container that may not use BPF now never may.
+    // The value 1 cannot be changed until reboot: unprivileged BPF stays disabled.
     ("kernel.unprivileged_bpf_disabled", "1"),
     ("net.core.bpf_jit_harden", "2"),
-    // A process may trace its children, not its neighbours.
+    // A process may trace only its descendants.
     ("kernel.yama.ptrace_scope", "1"),
 ];
 
@@ -50,7 +53,8 @@ const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 /// Lockdown stages in order.
 const STAGES: &[&str] = &["none", "integrity", "confidentiality"];
 
-/// Raises kernel lockdown to `stage`. It can only be raised.
+/// Raises kernel lockdown to `stage`; lockdown cannot be lowered. Returns a line with the resulting
+/// stage.
 ///
 /// # Errors
 /// The kernel supports lockdown and rejects the write.
@@ -72,24 +76,24 @@ pub fn lock_kernel(root: &Root, stage: &str) -> Result<String, String> {
         .map_err(|error| format!("cannot write {stage} to {LOCKDOWN}: {error}"))
 }
 
-/// What writing a table came to.
+/// The result of writing a table.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// Settings that hold now.
+    /// Number of settings that were written.
     pub done: usize,
     /// Settings that this kernel does not have.
     pub absent: Vec<&'static str>,
-    /// Settings that were refused, with the reason.
+    /// Settings that the kernel rejected, with the error.
     pub refused: Vec<String>,
 }
 
-/// Writes a table.
+/// Writes the settings of a table.
 #[must_use]
 pub fn apply(root: &Root, table: &[Setting]) -> Applied {
     let mut applied = Applied::default();
     for (name, value) in table {
         let path = root.path("/proc/sys").join(name.replace('.', "/"));
-        // Not created: a setting that is missing here is missing in the kernel.
+        // Opened without O_CREAT: a missing file means that the kernel lacks the setting.
         match fs::OpenOptions::new().write(true).open(&path).and_then(|mut file| {
             use io::Write as _;
             file.write_all(value.as_bytes())
@@ -103,10 +107,10 @@ pub fn apply(root: &Root, table: &[Setting]) -> Applied {
 }
 
 impl Applied {
-    /// The outcome in one line: what was refused makes it an error.
+    /// Returns the result as one line.
     ///
     /// # Errors
-    /// What was refused.
+    /// The kernel rejected a setting; the text names all rejected settings.
     pub fn sentence(&self) -> Result<String, String> {
         if !self.refused.is_empty() {
             return Err(format!("the kernel refused {}", self.refused.join(", ")));

@@ -1,5 +1,5 @@
-//! Typed ids of units and daemons. Names are only for output: the boot record, the
-//! console, error messages and the documentation.
+//! Typed ids of units and daemons. Names are only for output: the boot record, the console, error
+//! messages and the documentation.
 
 use std::fmt;
 
@@ -36,7 +36,7 @@ impl DaemonId {
         Self::DcgmExporter,
     ];
 
-    /// Returns its name, which is also its unit's.
+    /// Returns the daemon's name, which is also the name of its unit.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -56,9 +56,9 @@ impl DaemonId {
 pub enum UnitId {
     /// Root mount, first mounts, `/run/firstlight`.
     Mounts,
-    /// Kernel parameters.
+    /// The kernel command line.
     CommandLine,
-    /// Transport to the host.
+    /// The vsock transport to the host.
     Vsock,
     /// Modules of file systems, networks and devices.
     ContainerModules,
@@ -68,15 +68,15 @@ pub enum UnitId {
     Extensions,
     /// Rejection of extension disks that were not requested.
     ExtensionDisks,
-    /// The PCI bus.
+    /// The scan of the PCI bus.
     PciScan,
     /// The mode of the guest.
     Mode,
     /// The state disk of a service VM.
     State,
-    /// The GPU driver.
+    /// The load of the GPU driver.
     NvidiaModules,
-    /// Its device nodes.
+    /// The GPU driver's device nodes.
     Nodes,
     /// The template of the attach units; as a dependency, all of them.
     GpuAttachTemplate,
@@ -84,13 +84,13 @@ pub enum UnitId {
     GpuAttach(Address),
     /// Clocks, power limits, MIG.
     GpuSettings,
-    /// The CDI files.
+    /// The check of the CDI files.
     Cdi,
-    /// Controllers of the root cgroup.
+    /// The controllers of the root cgroup.
     Cgroup2,
-    /// Kernel settings.
+    /// Sysctl settings.
     Sysctl,
-    /// `lo`.
+    /// The loopback interface `lo`.
     Loopback,
     /// File systems that a kernel may lack.
     LaterMounts,
@@ -98,16 +98,16 @@ pub enum UnitId {
     ReadOnlyRoot,
     /// The lock of module loading and kernel interfaces.
     Lockdown,
-    /// `/dev/log`.
+    /// The socket `/dev/log`.
     DevLog,
     /// A daemon.
     Daemon(DaemonId),
-    /// The last unit.
+    /// The last unit, which starts when all others have ended.
     BootDone,
 }
 
 impl UnitId {
-    /// Returns its name in the plan, which is that of the template for an instance.
+    /// Returns the unit's name in the plan; an instance has the name of its template.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -147,14 +147,14 @@ impl UnitId {
         }
     }
 
-    /// Returns whether the unit ends when its process is ready, not when it exits.
+    /// Returns whether the unit ends when its process is ready, instead of when the action returns.
     #[must_use]
     pub fn is_service(self) -> bool {
         matches!(self, Self::Agent | Self::Daemon(_))
     }
 
-    /// Returns whether the unit runs at low priority: no client waits for these,
-    /// while the host waits for the agent's first answer.
+    /// Returns whether the unit runs at low priority: no client waits for these units, while the
+    /// host waits for the agent's first response.
     #[must_use]
     pub fn runs_at_low_priority(self) -> bool {
         matches!(

@@ -12,7 +12,7 @@ const fn seconds(count: u64) -> Option<Duration> {
     Some(Duration::from_secs(count))
 }
 
-/// The unit of a daemon. What it needs and what its failure means is in the daemons' table.
+/// Returns the unit of a daemon, from the daemon's table entry.
 const fn daemon(id: DaemonId) -> UnitSpec<UnitId> {
     let spec = daemon_spec(id);
     UnitSpec {
@@ -20,7 +20,7 @@ const fn daemon(id: DaemonId) -> UnitSpec<UnitId> {
         per: None,
         needs: spec.needs,
         after: After::These(spec.after),
-        // Its life watches each start's.
+        // The daemon's lifecycle has a deadline for each start.
         deadline: None,
         severity: spec.severity,
         about: spec.about,
@@ -28,7 +28,8 @@ const fn daemon(id: DaemonId) -> UnitSpec<UnitId> {
     }
 }
 
-/// The boot plan. Order is only the tie-break among startable units.
+/// The boot plan. The order of the table decides only between units that can start at the same
+/// time.
 pub const PLAN: &[UnitSpec<UnitId>] = &[
     UnitSpec {
         id: UnitId::Mounts,
@@ -65,7 +66,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         per: None,
         needs: &[UnitId::Mounts],
         after: After::These(&[UnitId::CommandLine, UnitId::Agent]),
-        // A ConnectX takes seconds to start, and a guest may have a dozen.
+        // The driver takes seconds to initialise a ConnectX, and a guest may have a dozen.
         deadline: seconds(120),
         severity: Optional,
         about: "loads file systems, virtio drivers and parts of the packet filter, those of them that the image has as modules, and the drivers of the devices on the bus but for GPUs",
@@ -85,9 +86,9 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         id: UnitId::Extensions,
         per: None,
         needs: &[UnitId::Mounts],
-        // As the driver's load: the agent's first answer does not wait for disks.
+        // After the agent: its first response must not wait for disks.
         after: After::These(&[UnitId::CommandLine, UnitId::Agent]),
-        // Its disks have ten seconds of that.
+        // Includes at most 10 s of waiting for the disks.
         deadline: seconds(30),
         // A guest must not run without a requested extension.
         severity: Required,
@@ -99,7 +100,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         id: UnitId::ExtensionDisks,
         per: None,
         needs: &[UnitId::Mounts],
-        // Their drivers are loaded by then.
+        // The disks' drivers are loaded by these units.
         after: After::These(&[UnitId::CommandLine, UnitId::ContainerModules, UnitId::Extensions]),
         deadline: seconds(10),
         severity: Required,
@@ -131,7 +132,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         id: UnitId::State,
         per: None,
         needs: &[UnitId::Mode],
-        // The disk's driver and its file system.
+        // Loads the driver of the disk and ext4.
         after: After::These(&[UnitId::ContainerModules]),
         deadline: seconds(30),
         severity: Degraded,
@@ -143,9 +144,9 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         id: UnitId::NvidiaModules,
         per: None,
         needs: &[UnitId::Mode],
-        // The driver's load keeps processors and buses busy for tens of
-        // milliseconds; the agent's first answer must not depend on how many
-        // GPUs there are, and an attach takes seconds. The driver may be in an extension.
+        // Loading the driver keeps processors and buses busy for tens of milliseconds, and an
+        // attach takes seconds; the agent's first response must not depend on the number of GPUs.
+        // The driver may be in an extension.
         after: After::These(&[UnitId::Agent, UnitId::Extensions]),
         deadline: seconds(120),
         severity: Degraded,
@@ -176,9 +177,9 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         id: UnitId::GpuSettings,
         per: None,
         needs: &[UnitId::Nodes],
-        // The library that does it attaches GPUs by itself, which is not its business.
+        // NVML attaches GPUs itself when it is initialised, so the attach units must have ended.
         after: After::These(&[UnitId::GpuAttachTemplate]),
-        // Its run watches it.
+        // The supervisor applies firstlight.gpu-settings-deadline to the run.
         deadline: None,
         severity: Degraded,
         about: "sets what firstlight.mig and firstlight.gpu-* ask for; a GPU of which something is asked is ready after it",
@@ -239,7 +240,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         id: UnitId::ReadOnlyRoot,
         per: None,
         needs: &[UnitId::Mounts],
-        // They may have to make what they mount on.
+        // LaterMounts may create mount points on the root.
         after: After::These(&[UnitId::CommandLine, UnitId::Agent, UnitId::LaterMounts]),
         deadline: seconds(5),
         severity: Degraded,
@@ -250,7 +251,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         id: UnitId::Lockdown,
         per: None,
         needs: &[UnitId::Mounts],
-        // The kernel's own lockdown is in securityfs.
+        // LaterMounts mounts securityfs, which has the kernel's lockdown file.
         after: After::These(&[
             UnitId::CommandLine,
             UnitId::Vsock,

@@ -33,7 +33,7 @@ pub(super) fn nvidia_modules(inputs: &Inputs) -> Report {
         return plain(Err(error));
     }
     let modules = Modules::read_at(&inputs.root, place, &inputs.release);
-    // A service VM computes nothing.
+    // CUDA is not used in a service VM, so nvidia-uvm is not needed.
     let attach = inputs.decision.as_ref().is_none_or(|decision| decision.attach);
     let names = &NVIDIA_MODULES[..if attach { NVIDIA_MODULES.len() } else { 1 }];
     plain(load(&modules, names, LoadOrder::InOrder, inputs).to_result())
@@ -42,7 +42,7 @@ pub(super) fn nvidia_modules(inputs: &Inputs) -> Report {
 /// Loads the driver for the first hotplugged GPU, then applies the locks that were deferred for it.
 ///
 /// # Errors
-/// A module is not in the image, the kernel rejected it, or module loading is locked.
+/// A module is not in the image, the kernel rejected a module, or module loading is locked.
 pub fn load_driver(inputs: &Inputs) -> Result<String, String> {
     match nvidia_modules(inputs).0 {
         End::Ok(text) | End::NotNeeded(text) => {
@@ -61,8 +61,8 @@ pub fn load_driver(inputs: &Inputs) -> Result<String, String> {
     }
 }
 
-/// Returns whether the driver has to wait for a hotplugged GPU. Without a GPU or an
-/// NVSwitch its module does not load.
+/// Returns whether the driver has to wait for a hotplugged GPU. Without a GPU or an NVSwitch the
+/// driver's module fails to load.
 fn driver_waits_for_gpu(inputs: &Inputs) -> bool {
     let some = |function: &Function| matches!(function.kind(), Some(Kind::Gpu | Kind::NvSwitch));
     inputs.params.gpu_hotplug && !inputs.functions.iter().any(some)
@@ -73,11 +73,12 @@ pub(super) fn make_nodes(inputs: &Inputs) -> Report {
         Ok(made) => {
             let known = made.minors.iter().filter(|(_, minor)| minor.is_ok()).count();
             let mut detail = format!("nodes for {known} of {} GPUs", inputs.gpus.len());
-            // GPUs can be attached and used without these.
+            // GPUs can be attached and used without the skipped nodes.
             if !made.left_out.is_empty() {
                 detail.push_str(&skipped_nodes(&made.left_out));
             }
-            // Before the first GPU is published. The unit `cdi` tries again, and fails if that fails.
+            // Published before the first GPU is published. The unit `cdi` retries, and fails if the
+            // retry fails.
             match cdi::publish_driver(&inputs.root) {
                 Ok(None) => {}
                 Ok(Some(path)) => detail.push_str(&format!("; the driver's files as {path} has them")),

@@ -6,32 +6,32 @@ use crate::disks;
 use crate::extensions::{mount_all, unrequested_disks};
 use crate::modules::{LoadOrder, Modules, Outcome};
 
-/// Modules that mounting an extension needs.
+/// Modules that are required to mount an extension.
 const MODULES: &[&str] = &["virtio_blk", "dm_verity", "erofs"];
 
-/// Returns why there is nothing to mount, without I/O.
+/// Returns the reason why no extension is mounted, if the command line requests none. Does no I/O.
 pub(super) fn nothing_requested(inputs: &Inputs) -> Option<String> {
     inputs.params.extensions.is_empty().then(|| "the kernel command line names none".to_owned())
 }
 
-/// Returns why no disk needs to be checked.
+/// Returns the reason why no disk is checked, if no disk has a serial number.
 pub(super) fn no_disk_to_check(inputs: &Inputs) -> Option<String> {
     (!disks::any_serial(&inputs.root)).then(|| "no disk has a serial number".to_owned())
 }
 
-/// Loads those of a list that the image has as modules.
+/// Loads those modules of a list that the image has.
 fn load_available(modules: &Modules, names: &[&str], order: LoadOrder, inputs: &Inputs) -> Outcome {
     let there: Vec<&str> = names.iter().copied().filter(|name| modules.has(name)).collect();
     load(modules, &there, order, inputs)
 }
 
-/// Mounts the extensions that the kernel command line names; fails with all errors of any of them.
+/// Mounts the requested extensions; fails with the errors of all extensions.
 pub(super) fn mount(inputs: &Inputs) -> Report {
     plain(mount_requested(inputs))
 }
 
 fn mount_requested(inputs: &Inputs) -> Result<String, String> {
-    // Before the drivers: what comes while they start is heard.
+    // Opened before the drivers are loaded, so that the uevents of their disks are received.
     let uevents = firstlight_uevent::open()
         .map_err(|error| format!("failed to open the uevent socket: {error}; does the kernel have netlink?"))?;
     let modules = Modules::read(&inputs.root, &inputs.release);
@@ -42,13 +42,13 @@ fn mount_requested(inputs: &Inputs) -> Result<String, String> {
         words.into_iter().chain(more).filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ")
     };
     match mount_all(&inputs.root, &inputs.params.extensions, &uevents) {
-        // What could not be loaded was not needed then.
+        // The mounts succeeded, so modules that failed to load were not required.
         Ok(said) => Ok(joined(said, Some(outcome.to_result().unwrap_or_else(|error| error)))),
         Err(errors) => Err(joined(errors, outcome.to_result().err())),
     }
 }
 
-/// Fails if there are extension disks that were not requested.
+/// Fails if an extension disk exists that was not requested.
 pub(super) fn check_unrequested(inputs: &Inputs) -> Report {
     plain(no_unrequested_disk(inputs))
 }
@@ -101,7 +101,7 @@ mod tests {
         assert!(text.contains("disk vdb") && text.contains("\"gpu\""), "{text}");
     }
 
-    /// No file is behind the list's lines, so what is tried is what fails.
+    /// modules.dep lists files that do not exist, so the error names each module that was tried.
     #[test]
     fn rejected_extension_is_reported_with_modules_that_failed_to_load() {
         let dir = tempfile::tempdir().unwrap();

@@ -4,7 +4,7 @@ use super::{Inputs, Report, joined, not_needed, plain};
 use crate::mounts::{self, When};
 use crate::root::leave_first_root;
 
-/// The directory that only root in the guest's own mount namespace reaches.
+/// The runtime directory of PID 1; only root in the guest's own mount namespace can access it.
 const OWN_DIRECTORY: &str = "/run/firstlight";
 
 pub(super) fn first_mounts(_: &Inputs) -> Report {
@@ -26,7 +26,7 @@ fn mount_first() -> Result<String, String> {
 pub(super) fn later_mounts(_: &Inputs) -> Report {
     let mut detail = match mounts::mount_all(When::Later) {
         Ok(count) => format!("{count} file systems"),
-        // A kernel without them is a smaller kernel, not a broken one.
+        // A kernel may lack these file systems.
         Err(errors) => format!("left out: {}", joined(&errors)),
     };
     match mounts::mount_all(When::Scratch) {

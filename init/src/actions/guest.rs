@@ -1,4 +1,4 @@
-//! Units that find out what kind of guest this is: the command line, the PCI bus, the mode.
+//! Units that determine the kind of guest: the command line, the PCI bus, the mode.
 
 use std::fs;
 
@@ -30,7 +30,7 @@ pub(super) fn pci_scan(inputs: &Inputs) -> Report {
     }
 }
 
-/// Decides the mode from the functions on the bus, the command line and the processor.
+/// Decides the mode from the functions on the PCI bus, the command line and the processor.
 #[must_use]
 pub fn decide(inputs: &Inputs) -> Decision {
     let decision = mode::decide(&inputs.functions, inputs.params.mode);

@@ -1,6 +1,5 @@
-//! The actions of units. An action takes the products of earlier units and
-//! returns its own; nothing is shared. [`dispatch`] is the one place that maps a
-//! unit to its action.
+//! The actions of units. An action takes the products of earlier units and returns its own product;
+//! actions share no state. Only [`dispatch`] maps a unit to its action.
 
 mod driver;
 mod extensions;
@@ -27,53 +26,53 @@ use crate::root::Root;
 use crate::state_disk;
 use crate::unit_id::{DaemonId, UnitId};
 
-/// The inputs of an action: everything that is known when it starts.
+/// The inputs of an action: the state of the guest when the action starts.
 #[derive(Debug, Clone)]
 pub struct Inputs {
     /// The root of all paths.
     pub root: Root,
-    /// The kernel's release.
+    /// The kernel release.
     pub release: String,
-    /// The command line.
+    /// The kernel parameters.
     pub params: Arc<Params>,
-    /// The PCI bus.
+    /// The functions on the PCI bus.
     pub functions: Arc<Vec<Function>>,
     /// The mode's decision, once made.
     pub decision: Option<Decision>,
     /// GPUs in PCI order.
     pub gpus: Vec<Address>,
-    /// How many of them are ready.
+    /// Number of GPUs that are ready.
     pub ready: usize,
-    /// How many units the plan has.
+    /// Number of units of the plan.
     pub units: usize,
 }
 
-/// What an action returns besides its end.
+/// The data that an action returns besides its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Product {
     /// Nothing.
     Nothing,
     /// The command line, as text and as parameters.
     CommandLine(String, Box<Params>),
-    /// The PCI bus.
+    /// The functions on the PCI bus.
     Functions(Vec<Function>),
     /// The mode.
     Mode(Decision),
-    /// GPUs' minor numbers.
+    /// The minor numbers of the GPUs.
     Minors(Vec<Minor>),
 }
 
 /// An action's end and product.
 pub type Report = (End, Product);
 
-/// How a unit is carried out.
+/// The way in which a unit is carried out.
 #[derive(Debug)]
 pub enum Dispatch {
-    /// It needed no thread and has ended.
+    /// The action needed no thread and has ended.
     Ended(Report),
-    /// This function runs to its end on a thread.
+    /// The function that a thread runs.
     Thread(fn(&Inputs) -> Report),
-    /// A component of the supervisor carries it out.
+    /// The component of the supervisor that carries out the unit.
     Component(Component),
 }
 
@@ -136,7 +135,7 @@ pub fn dispatch(unit: UnitId, inputs: &Inputs) -> Dispatch {
     }
 }
 
-/// Needs a thread unless the report is already known.
+/// Returns the report if it is already known, else the function for a thread.
 fn unless(known: Option<Report>, run: fn(&Inputs) -> Report) -> Dispatch {
     known.map_or(Dispatch::Thread(run), Dispatch::Ended)
 }

@@ -7,20 +7,19 @@ use super::{Inputs, Report, plain};
 use crate::modules::{LoadOrder, Modules, Outcome, devices, name};
 use crate::root::Root;
 
-/// Exists if the virtio transport of vsock is loaded or built in.
+/// The sysfs directory that exists if the virtio transport of vsock is loaded or built in.
 pub(super) const VSOCK_DRIVER: &str = "/sys/bus/virtio/drivers/vmw_vsock_virtio_transport";
 
-/// Modules for vsock. Some kernels have the PCI bus driver of virtio as a
-/// module that no other depends on by name.
+/// Modules for vsock. Some kernels have virtio's PCI bus driver as a module on which no other
+/// module depends.
 const VSOCK_MODULES: &[&str] = &["virtio_pci", "vmw_vsock_virtio_transport"];
 
-/// The virtio transports. They are loaded before any virtio driver, so that disks
-/// are named in bus order: those on PCI first, as shims that refer to disks by
-/// letter expect.
+/// The virtio transports. They are loaded before any virtio driver, so that disks are named in bus
+/// order: disks on PCI first, as expected by shims that refer to disks by letter.
 pub(super) const TRANSPORT_MODULES: &[&str] = &["virtio_pci", "virtio_mmio"];
 
-/// Modules for file systems and networks of containers, loaded if the image has
-/// them: nothing in the guest loads modules on demand.
+/// Modules for file systems and networks of containers, loaded if the image has them: no program in
+/// the guest loads modules on demand.
 const CONTAINER_MODULES: &[&str] = &[
     "overlay",
     "erofs",
@@ -75,21 +74,21 @@ const FILTER_MODULES: &[&str] = &[
     "ip6t_REJECT",
 ];
 
-/// The module that the NVLink 5 subnet manager uses. No dependency or modalias loads
-/// it; the drivers below it are loaded by modalias.
+/// The module that the NVLink 5 subnet manager uses. No dependency or modalias loads ib_umad; the
+/// drivers that it uses are loaded by modalias.
 const FABRIC_MODULES: &[&str] = &["ib_umad"];
 
-/// Keeps the driver from waiting for links of a GPU that has none.
+/// The parameter that keeps the driver from waiting for NVLinks of a GPU that has none.
 const NO_LINKS: &str = "NVreg_NvLinkDisable";
 
 pub(super) fn load(modules: &Modules, names: &[&str], order: LoadOrder, inputs: &Inputs) -> Outcome {
     modules.load(names, order, &|module| settings(modules, inputs, module))
 }
 
-/// Loads a module or the modules of an alias on request of a client; returns the outcome.
+/// Loads a module, or the modules of an alias, on request of a client; returns the outcome.
 ///
 /// # Errors
-/// The module is not in the image, or the kernel did not take it.
+/// A module is not in the image, or the kernel rejected a module.
 pub fn load_requested(inputs: &Inputs, asked: &str, parameters: &str) -> Result<String, String> {
     let modules = Modules::read(&inputs.root, &inputs.release);
     let meant = modules.resolve(asked, &|module| name::has(&inputs.params.blacklist, module));
@@ -115,7 +114,7 @@ pub(super) fn locked(root: &Root) -> bool {
     fs::read_to_string(root.path("/proc/sys/kernel/modules_disabled")).is_ok_and(|text| text.trim() == "1")
 }
 
-/// Returns the report of the unit `vsock` if the transport is already there.
+/// Returns the report of the unit `vsock` if the transport is already present.
 pub(super) fn vsock_is_present(inputs: &Inputs) -> Option<Report> {
     inputs.root.path(VSOCK_DRIVER).exists().then(|| plain(Ok("the kernel has it".to_owned())))
 }
@@ -127,7 +126,7 @@ pub(super) fn vsock(inputs: &Inputs) -> Report {
 fn load_vsock(inputs: &Inputs) -> Result<String, String> {
     let modules = Modules::read(&inputs.root, &inputs.release);
     let mut outcome = load(&modules, VSOCK_MODULES, LoadOrder::Free, inputs);
-    // Only the last is required: the first may be built in without being listed.
+    // Only the last module is required: virtio_pci may be built in without being listed.
     if inputs.root.path(VSOCK_DRIVER).exists() {
         return Ok(outcome.detail());
     }
@@ -165,8 +164,8 @@ pub(super) fn container_modules(inputs: &Inputs) -> Report {
     plain(outcome.to_result())
 }
 
-/// What a module is loaded with: what the image says, then what the command line
-/// says, so that it wins, and what follows from the mode.
+/// Returns the parameters of a module: the image's options, then the command line's, which override
+/// them, then a parameter that follows from the mode.
 pub(super) fn settings(modules: &Modules, inputs: &Inputs, module: &str) -> String {
     let (image, line) = (modules.config.options(module), inputs.params.for_module(module));
     let given = format!("{image} {line}").trim().to_owned();

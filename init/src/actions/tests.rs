@@ -84,7 +84,7 @@ fn cpu_guest_needs_no_driver_and_gpu_guest_without_driver_fails() {
     assert!(matches!(&end, End::Failed(text) if text.contains("module nvidia is neither in")), "{end:?}");
 }
 
-/// No file is behind the list's lines, so what is tried is what fails.
+/// modules.dep lists files that do not exist, so the error names each module that was tried.
 #[test]
 fn extension_driver_is_loaded_by_extension_modules_dep() {
     let dir = tempfile::tempdir().unwrap();
@@ -126,7 +126,8 @@ fn single_gpu_disables_nvlink_unless_overridden() {
         assert_eq!(settings(&modules, &inputs, "nvidia"), expected, "{gpus} {line}");
         assert_eq!(settings(&modules, &inputs, "nvidia-uvm"), "");
     }
-    // The command line comes after the image's options; the mode's default applies only if neither sets it.
+    // The command line follows the image's options; the mode's parameter is added only if neither
+    // sets it.
     write(&dir, "etc/modprobe.d/x.conf", "options nvidia NVreg_A=1 NVreg_NvLinkDisable=0\n");
     inputs.params = Arc::new(Params::from_command_line(&CommandLine::parse("nvidia.NVreg_A=2")));
     inputs.decision = Some(mode::decide(&[gpu(0)], mode::ModeChoice::Auto));
@@ -178,7 +179,7 @@ fn container_modules_missing_in_image_are_skipped() {
     assert_eq!(run(UnitId::ContainerModules, &inputs(&dir)).0, End::Ok(String::new()));
 }
 
-/// No file is behind the list's lines, so what is tried is what fails.
+/// modules.dep lists files that do not exist, so the error names each module that was tried.
 #[test]
 fn drivers_are_loaded_for_devices_except_gpus_and_blacklisted() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,16 +1,18 @@
-//! The loader that a program asks for (`PT_INTERP` of a 64-bit ELF file).
+//! The loader of a program (`PT_INTERP` of a 64-bit ELF file).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// What is read of a file's beginning, bytes: linkers put program headers behind the first one.
+/// Number of bytes read from the start of a file: linkers put the program headers after the ELF
+/// header.
 const HEAD: usize = 4096;
 
-/// The type of the header that names the loader.
+/// The type `PT_INTERP` of a program header.
 const INTERPRETER: u64 = 3;
 
-/// The loader that the program in a file asks for; `None` for one that is static, or no program.
+/// Returns the path of a program's loader; `None` if the program is statically linked or the file
+/// is not an ELF program.
 #[must_use]
 pub fn of(file: &Path) -> Option<String> {
     let file = File::open(file).ok()?;
@@ -25,10 +27,10 @@ fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
     Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
-/// The same, in the first bytes of a file.
+/// Returns the path of the loader from the first bytes of a program.
 #[must_use]
 pub fn in_head(head: &[u8]) -> Option<String> {
-    // 64 bits, little end first.
+    // 64-bit, little-endian.
     if head.get(..6)? != b"\x7fELF\x02\x01" {
         return None;
     }
@@ -46,7 +48,7 @@ pub fn in_head(head: &[u8]) -> Option<String> {
     None
 }
 
-/// For tests: a program with a header of another type and one that names this loader.
+/// Returns a program for tests, with a header of another type and a header that names this loader.
 #[cfg(test)]
 pub(crate) fn sample(loader: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; 64 + 2 * 56];
@@ -58,7 +60,7 @@ pub(crate) fn sample(loader: &[u8]) -> Vec<u8> {
     let second = 64 + 56;
     bytes[second] = 3;
     bytes[second + 32] = u8::try_from(loader.len()).unwrap();
-    // Right behind the headers.
+    // The path follows the program headers.
     bytes[second + 8..second + 10].copy_from_slice(&176_u16.to_le_bytes());
     bytes.extend_from_slice(loader);
     bytes

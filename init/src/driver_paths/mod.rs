@@ -1,5 +1,4 @@
-//! Search paths of the driver's files: the GPU extension, if the guest has one,
-//! then the image.
+//! Search paths of the driver's files: the GPU extension, if the guest has one, then the image.
 
 pub mod interpreter;
 
@@ -8,13 +7,13 @@ use std::io;
 
 use crate::root::Root;
 
-/// The mounted GPU extension.
+/// The mount point of the GPU extension.
 pub const EXTENSION: &str = "/run/kata-extensions/gpu";
 
 /// Prefixes of all paths, in search order: the extension overrides the image.
 pub const SEARCH_ROOTS: &[&str] = &[EXTENSION, ""];
 
-/// Directories with libraries, for programs of the extension.
+/// Library directories of the extension, for the extension's programs.
 const LIBRARIES: &[&str] = &[
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
@@ -24,13 +23,13 @@ const LIBRARIES: &[&str] = &[
     "/usr/local/nvidia/lib64",
 ];
 
-/// The kernel's setting of an additional firmware directory.
+/// The kernel's parameter for an additional firmware directory.
 const FIRMWARE_PATH: &str = "/sys/module/firmware_class/parameters/path";
 
-/// The first of these files that exists, with its place before it.
+/// Returns the first of these files that exists, as a path that starts with its search root.
 ///
 /// # Errors
-/// None does; all are named.
+/// None of the files exists; the text names all of them.
 pub fn find_first(root: &Root, paths: &[&str]) -> Result<String, String> {
     let all = SEARCH_ROOTS.iter().flat_map(|place| paths.iter().map(move |path| format!("{place}{path}")));
     all.into_iter()
@@ -38,9 +37,9 @@ pub fn find_first(root: &Root, paths: &[&str]) -> Result<String, String> {
         .ok_or_else(|| format!("{} is not in the image; add it", paths.join(", or ")))
 }
 
-/// Returns the command that starts a program. A program in the extension is
-/// started through the extension's loader, or the image's, with `--library-path`
-/// set to the extension's libraries; other programs do not see these.
+/// Returns the command that starts a program. A program in the extension is started through the
+/// extension's loader, or the image's, with `--library-path` set to the extension's libraries;
+/// other programs do not use these.
 #[must_use]
 pub fn command(root: &Root, program: &str) -> Vec<String> {
     let direct = || vec![root.path(program).to_string_lossy().into_owned()];
@@ -58,8 +57,8 @@ pub fn command(root: &Root, program: &str) -> Vec<String> {
     vec![full(&loader), "--library-path".to_owned(), dirs.join(":"), full(program)]
 }
 
-/// Where the modules of the driver are for this kernel, below the root; the
-/// image's own if the extension has none at all.
+/// Returns the search root of the driver's modules for this kernel; the image's if the extension
+/// has no modules.
 ///
 /// # Errors
 /// The extension has modules for other kernels only.
@@ -79,11 +78,11 @@ pub fn modules(root: &Root, release: &str) -> Result<&'static str, String> {
     ))
 }
 
-/// Has the kernel look for firmware in the extension, before its own directories.
-/// Nothing has to be there to mount on, and the image's firmware stays in sight.
+/// Adds the extension's firmware directory to the kernel's search path, before the kernel's own
+/// directories. No mount point is needed, and the image's firmware stays visible.
 ///
 /// # Errors
-/// The kernel has no such setting, or it is already set.
+/// The kernel lacks the parameter, or another directory is already set.
 pub fn offer_firmware(root: &Root) -> Result<(), String> {
     let dir = format!("{EXTENSION}/lib/firmware");
     if !root.path(&dir).is_dir() {

@@ -7,12 +7,24 @@ use firstlight_runtime::Call;
 use rustix::fs::{Mode, OFlags};
 use ttrpc::Code;
 
-use crate::agent::Agent;
 use crate::background;
 use crate::container::Container;
 use crate::error::{Error, Result};
+use crate::runtime::Runtime;
+use crate::sandbox::Sandbox;
 
-impl Agent {
+/// Opens files of the containers' first processes.
+#[derive(Debug, Clone)]
+pub(super) struct FirstProcesses {
+    sandbox: Arc<Sandbox>,
+    runtime: Arc<Runtime>,
+}
+
+impl FirstProcesses {
+    pub(super) fn new(sandbox: &Arc<Sandbox>, runtime: &Arc<Runtime>) -> Self {
+        Self { sandbox: Arc::clone(sandbox), runtime: Arc::clone(runtime) }
+    }
+
     /// Opens a /proc file or similar by the PID of a container's first process.
     ///
     /// Once that process is reaped, its PID may be reused. So the runtime, which alone reaps, is
@@ -21,7 +33,7 @@ impl Agent {
     ///
     /// # Errors
     /// `NOT_FOUND`: the process has exited. Otherwise errors of `open`.
-    pub(crate) async fn open_by_first_pid<T: Send + 'static>(
+    pub(super) async fn open_by_pid<T: Send + 'static>(
         &self,
         container: &Arc<Container>,
         open: impl FnOnce(i32) -> Result<T> + Send + 'static,
@@ -37,10 +49,7 @@ impl Agent {
             Err(error) => return Err(error),
         }
         // The reply concerns the current owner of the id, which may be a new container.
-        match self.container(&container.id) {
-            Ok(now) if Arc::ptr_eq(&now, container) => opened,
-            _ => Err(ended()),
-        }
+        if self.sandbox.has(container) { opened } else { Err(ended()) }
     }
 
     /// Returns the PID namespace that further containers of the sandbox may share: its first
@@ -48,14 +57,14 @@ impl Agent {
     ///
     /// # Errors
     /// `FAILED_PRECONDITION`: that container has exited, and its namespace with it.
-    pub(crate) async fn process_namespace(&self) -> Result<Option<OwnedFd>> {
-        let Some(first) = self.first().filter(|first| first.pid().is_some()) else { return Ok(None) };
+    pub(super) async fn pid_namespace(&self) -> Result<Option<OwnedFd>> {
+        let Some(first) = self.sandbox.first().filter(|first| first.pid().is_some()) else { return Ok(None) };
         let open = |pid| {
             let path = format!("/proc/{pid}/ns/pid");
             rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
                 .map_err(|error| Error::internal(format!("{path}: {error}")))
         };
-        match self.open_by_first_pid(&first, open).await {
+        match self.open_by_pid(&first, open).await {
             Err(error) if error.code == Code::NOT_FOUND => {
                 let message = format!("{}, and its PID namespace was requested; remove it first", error.message);
                 Err(Error::new(Code::FAILED_PRECONDITION, message))
@@ -68,43 +77,44 @@ impl Agent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::tests::{agent, container, run};
-    use firstlight_runtime::{Done, Failure, FailureKind};
+    use crate::container::tests::container;
+    use crate::fake_runtime::{failure, run, runtime};
+    use firstlight_runtime::{Done, FailureKind};
 
     #[test]
     fn file_opened_by_a_reused_pid_is_rejected() {
         run(async {
-            let dir = tempfile::tempdir().unwrap();
+            let sandbox = Arc::new(Sandbox::default());
             let (reaped, reap) =
                 (Arc::new(std::sync::atomic::AtomicBool::new(false)), std::sync::atomic::Ordering::SeqCst);
             let flag = Arc::clone(&reaped);
-            let agent = agent(dir.path(), move |call| {
+            let runtime = runtime(move |call| {
                 let about_first = Call::Signal { container: "c1".into(), exec: String::new(), signal: 0 };
                 assert_eq!(*call, about_first);
-                let ended = Failure { kind: FailureKind::NotFound, message: "has exited".into() };
-                if flag.load(reap) { Err(ended) } else { Ok(Done::default()) }
+                if flag.load(reap) { failure(FailureKind::NotFound, "has exited") } else { Ok(Done::default()) }
             });
+            let first_processes = FirstProcesses::new(&sandbox, &runtime);
             let first = container("c1");
-            agent.add(&first).unwrap();
-            assert!(agent.process_namespace().await.unwrap().is_none(), "it is being created");
+            sandbox.add(&first).unwrap();
+            assert!(first_processes.pid_namespace().await.unwrap().is_none(), "it is being created");
             // This process stands in for the container's first process, and later for the one that
             // reuses its PID.
             first.set_pid(i32::try_from(std::process::id()).ok());
-            assert!(agent.process_namespace().await.unwrap().is_some());
+            assert!(first_processes.pid_namespace().await.unwrap().is_some());
             let while_opening = Arc::clone(&reaped);
-            let late = agent.open_by_first_pid(&first, move |_| {
+            let late = first_processes.open_by_pid(&first, move |_| {
                 while_opening.store(true, reap);
                 Ok(())
             });
             assert_eq!(late.await.unwrap_err().code, Code::NOT_FOUND);
-            let error = agent.process_namespace().await.unwrap_err();
+            let error = first_processes.pid_namespace().await.unwrap_err();
             assert_eq!(error.code, Code::FAILED_PRECONDITION);
             assert!(error.message.contains("c1 has exited"), "{error}");
             // A new container with the same id: the reply concerns that one.
             reaped.store(false, reap);
-            agent.forget(&first);
-            agent.add(&container("c1")).unwrap();
-            assert_eq!(agent.open_by_first_pid(&first, |_| Ok(())).await.unwrap_err().code, Code::NOT_FOUND);
+            sandbox.forget(&first);
+            sandbox.add(&container("c1")).unwrap();
+            assert_eq!(first_processes.open_by_pid(&first, |_| Ok(())).await.unwrap_err().code, Code::NOT_FOUND);
         });
     }
 }

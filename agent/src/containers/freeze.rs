@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::agent::Agent;
 use crate::background;
-use crate::container::Freezer;
+use crate::container::{Container, Freezer};
 use crate::error::{Error, Result};
 
 /// Timeout for the kernel to freeze all processes. A process in uninterruptible sleep delays it.
@@ -50,50 +49,50 @@ fn set(cgroup: &Path, freeze: bool, timeout: Duration) -> Result<()> {
     }
 }
 
-impl Agent {
-    /// Freezes all processes of a container.
-    ///
-    /// # Errors
-    /// The container does not run or is paused, or its processes do not freeze in time; then they
-    /// are thawed.
-    pub async fn pause_container(self: &Arc<Self>, id: &str) -> Result<()> {
-        self.freeze(id, true).await
-    }
+/// Freezes all processes of a container.
+///
+/// # Errors
+/// The container does not run or is paused, or its processes do not freeze in time; then they are
+/// thawed.
+pub async fn pause(container: Arc<Container>) -> Result<()> {
+    change(container, true).await
+}
 
-    /// Thaws a paused container.
-    ///
-    /// # Errors
-    /// The container is not paused, or the write fails.
-    pub async fn resume_container(self: &Arc<Self>, id: &str) -> Result<()> {
-        self.freeze(id, false).await
-    }
+/// Thaws a paused container.
+///
+/// # Errors
+/// The container is not paused, or the write fails.
+pub async fn resume(container: Arc<Container>) -> Result<()> {
+    change(container, false).await
+}
 
-    async fn freeze(self: &Arc<Self>, id: &str, freeze: bool) -> Result<()> {
-        let container = self.container(id)?;
-        let (before, after) = if freeze { (Freezer::Off, Freezer::On) } else { (Freezer::On, Freezer::Off) };
-        container.set_freezer(before, Freezer::Changing)?;
-        background::to_completion(async move {
-            let dir = container.cgroup.clone();
-            let result = background::blocking(move || {
-                let done = set(&dir, freeze, FREEZE_TIMEOUT);
-                if done.is_err() && freeze {
-                    let _ = set(&dir, false, FREEZE_TIMEOUT);
-                }
-                done
-            })
-            .await;
-            // Only this task leaves the state `Changing`.
-            let _ = container.set_freezer(Freezer::Changing, if result.is_ok() { after } else { before });
-            let what = if freeze { "pause" } else { "resume" };
-            result.map_err(|error| error.during(&format!("failed to {what} container {}", container.id)))
+async fn change(container: Arc<Container>, freeze: bool) -> Result<()> {
+    let (before, after) = if freeze { (Freezer::Off, Freezer::On) } else { (Freezer::On, Freezer::Off) };
+    container.set_freezer(before, Freezer::Changing)?;
+    background::to_completion(async move {
+        let dir = container.cgroup.clone();
+        let result = background::blocking(move || {
+            let done = set(&dir, freeze, FREEZE_TIMEOUT);
+            if done.is_err() && freeze {
+                let _ = set(&dir, false, FREEZE_TIMEOUT);
+            }
+            done
         })
-        .await
-    }
+        .await;
+        // Only this task leaves the state `Changing`.
+        let _ = container.set_freezer(Freezer::Changing, if result.is_ok() { after } else { before });
+        let what = if freeze { "pause" } else { "resume" };
+        result.map_err(|error| error.during(&format!("failed to {what} container {}", container.id)))
+    })
+    .await
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::container::Phase;
+    use crate::fake_runtime::run;
+    use crate::process::Process;
 
     #[test]
     fn freeze_waits_for_the_kernel_until_the_timeout() {
@@ -107,5 +106,24 @@ mod tests {
         assert_eq!(fs::read_to_string(dir.path().join("cgroup.freeze")).unwrap(), "1");
         fs::write(&events, "populated 1\nfrozen 1\n").unwrap();
         set(dir.path(), true, Duration::ZERO).unwrap();
+    }
+
+    #[test]
+    fn failed_freeze_leaves_the_container_running() {
+        run(async {
+            let dir = tempfile::tempdir().unwrap();
+            let first = Arc::new(Process::new(false));
+            let container = Arc::new(Container::new("c1", "/b".into(), dir.path().into(), None, first));
+            let error = resume(Arc::clone(&container)).await.unwrap_err();
+            assert!(error.message.contains("is not paused"), "{error}");
+            container.advance(&[Phase::Creating], Phase::Started).unwrap();
+            // Without cgroup.events.
+            let error = pause(Arc::clone(&container)).await.unwrap_err();
+            assert!(error.message.contains("failed to pause container c1: \"1\" to cgroup.events"), "{error}");
+            assert_eq!(fs::read_to_string(dir.path().join("cgroup.freeze")).unwrap(), "0", "thawed");
+            fs::write(dir.path().join("cgroup.events"), "frozen 1\n").unwrap();
+            pause(Arc::clone(&container)).await.unwrap();
+            assert!(pause(container).await.unwrap_err().message.contains("is paused"));
+        });
     }
 }

@@ -1,9 +1,8 @@
 //! Shared mounts: bind mounts of one container's directory in another container.
 
-use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use firstlight_agent_api::agent::SharedMount;
@@ -14,11 +13,13 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::time::Instant;
 use ttrpc::Code;
 
-use super::safe_path;
-use crate::agent::Agent;
+use super::first_process::FirstProcesses;
+use super::names::ContainerNames;
 use crate::background;
 use crate::container::Container;
 use crate::error::{Error, Result};
+use crate::sandbox::Sandbox;
+use crate::storage::safe_path;
 
 /// Timeout for the source container to provide the shared path.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -29,44 +30,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Upper bound on shared mounts per container (untrusted input).
 const MAX_MOUNTS: usize = 64;
 
-/// Annotations that hold a container's name in its pod.
-const NAMES: &[&str] =
-    &["io.kubernetes.cri.container-name", "io.kubernetes.container.name", "io.kubernetes.cri-o.ContainerName"];
-
-/// Container names in the pod, by container id.
-#[derive(Debug, Default)]
-pub struct ContainerNames(Mutex<BTreeMap<String, String>>);
-
-impl ContainerNames {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds a container's name: that of its annotations, or its id.
-    pub fn add(&self, container: &str, annotations: &HashMap<String, String>) {
-        let name = NAMES.iter().find_map(|name| annotations.get(*name));
-        self.all().insert(container.to_owned(), name.map_or(container, String::as_str).to_owned());
-    }
-
-    /// Removes a container.
-    pub fn forget(&self, container: &str) {
-        self.all().remove(container);
-    }
-
-    /// Returns the id of the container with this name or id.
-    #[must_use]
-    pub fn find(&self, name: &str) -> Option<String> {
-        let all = self.all();
-        let found = all.iter().find(|(_, known)| *known == name).map(|(container, _)| container.clone());
-        found.or_else(|| all.contains_key(name).then(|| name.to_owned()))
-    }
-}
-
 /// Validates the shared mounts of a request before anything is created.
 ///
 /// # Errors
 /// A path is not absolute or contains `..`, or there are too many.
-pub fn check(mounts: &[SharedMount]) -> Result<()> {
+pub(super) fn check(mounts: &[SharedMount]) -> Result<()> {
     if mounts.len() > MAX_MOUNTS {
         return Err(Error::invalid(format!("{} shared mounts; at most {MAX_MOUNTS}", mounts.len())));
     }
@@ -89,15 +57,27 @@ fn inside(path: &str) -> Option<Vec<&std::ffi::OsStr>> {
     parts.map(|part| if let Component::Normal(name) = part { Some(name) } else { None }).collect()
 }
 
-impl Agent {
+/// Creates shared mounts.
+#[derive(Debug)]
+pub(super) struct SharedMounts {
+    sandbox: Arc<Sandbox>,
+    names: Arc<ContainerNames>,
+    first_processes: FirstProcesses,
+}
+
+impl SharedMounts {
+    pub(super) fn new(sandbox: &Arc<Sandbox>, names: &Arc<ContainerNames>, first_processes: FirstProcesses) -> Self {
+        Self { sandbox: Arc::clone(sandbox), names: Arc::clone(names), first_processes }
+    }
+
     /// Creates the shared mounts of a container.
     ///
     /// # Errors
     /// The source container or its directory does not appear in time, or the kernel refuses.
-    pub(crate) async fn create_shared_mounts(&self, mounts: &[SharedMount], to: &Arc<Container>) -> Result<()> {
+    pub(super) async fn create(&self, mounts: &[SharedMount], to: &Arc<Container>) -> Result<()> {
         for mount in mounts {
             let share = || {
-                let from = self.container(&self.names.find(&mount.src_ctr)?).ok()?;
+                let from = self.sandbox.container(&self.names.find(&mount.src_ctr)?).ok()?;
                 Some(self.share(mount, from, to))
             };
             make(mount, share).await?;
@@ -106,8 +86,8 @@ impl Agent {
     }
 
     async fn share(&self, mount: &SharedMount, from: Arc<Container>, to: &Arc<Container>) -> Result<()> {
-        let (from, to) =
-            (self.open_by_first_pid(&from, Inside::of).await?, self.open_by_first_pid(to, Inside::of).await?);
+        let from = self.first_processes.open_by_pid(&from, Inside::of).await?;
+        let to = self.first_processes.open_by_pid(to, Inside::of).await?;
         once(mount.clone(), from, to).await
     }
 }
@@ -240,17 +220,6 @@ mod tests {
             assert!(check(&[wrong]).unwrap_err().message.contains("not a path in a container"));
         }
         assert!(check(&vec![shared("/a", "/b"); 65]).unwrap_err().message.contains("65"));
-    }
-
-    #[test]
-    fn containers_are_found_by_name_and_id() {
-        let names = ContainerNames::default();
-        names.add("c1", &HashMap::from([(NAMES[0].to_owned(), "web".to_owned())]));
-        names.add("c2", &HashMap::new());
-        assert_eq!((names.find("web"), names.find("c2")), (Some("c1".into()), Some("c2".into())));
-        assert_eq!(names.find("c1"), Some("c1".into()));
-        names.forget("c1");
-        assert_eq!(names.find("web"), None);
     }
 
     #[test]

@@ -1,9 +1,11 @@
-use std::path::Path;
+//! Tests of the life cycle with a fake runtime.
+
+use std::path::PathBuf;
+use std::sync::mpsc;
 
 use firstlight_agent_api::agent::{CreateContainerRequest, SharedMount};
 use firstlight_agent_api::oci;
 use firstlight_runtime::{Done, FailureKind};
-use std::sync::mpsc;
 use ttrpc::Code;
 
 use super::*;
@@ -42,11 +44,11 @@ fn fixture(mut answer: impl FnMut(&Call) -> Answer + Send + 'static) -> Fixture 
 }
 
 impl Fixture {
-    fn bundle(&self, id: &str) -> std::path::PathBuf {
+    fn bundle(&self, id: &str) -> PathBuf {
         Paths::below(self.root.path()).bundle(id)
     }
 
-    fn cgroup(&self, id: &str) -> std::path::PathBuf {
+    fn cgroup(&self, id: &str) -> PathBuf {
         Paths::below(self.root.path()).cgroups.join(id)
     }
 
@@ -65,6 +67,7 @@ fn request(id: &str, terminal: bool) -> CreateContainerRequest {
     process.Args = vec!["/bin/true".into()];
     process.Cwd = "/".into();
     process.Terminal = terminal;
+    spec.Linux.mut_or_insert_default();
     spec.Root.mut_or_insert_default().Path = "/root-of-the-container".into();
     CreateContainerRequest { container_id: id.into(), OCI: Some(spec).into(), ..Default::default() }
 }
@@ -211,6 +214,6 @@ fn all_containers_are_removed_even_if_one_cannot_be() {
         assert_eq!(fixture.containers.remove_all().await.unwrap_err().message, "busy");
         let left = fixture.containers.sandbox.containers();
         assert_eq!(left.iter().map(|container| container.id.as_str()).collect::<Vec<_>>(), ["c1"]);
-        assert!(Path::new(&fixture.bundle("c1")).exists() && !fixture.bundle("c2").exists());
+        assert!(fixture.bundle("c1").exists() && !fixture.bundle("c2").exists());
     });
 }

@@ -86,12 +86,8 @@ impl AgentService for Calls {
     }
 
     async fn close_stdin(&self, _: &TtrpcContext, request: CloseStdinRequest) -> Reply<Empty> {
-        Ok(self
-            .0
-            .processes
-            .write_stdin(&request.container_id, &request.exec_id, Vec::new())
-            .await
-            .map(|()| Empty::new())?)
+        let closed = self.0.processes.write_stdin(&request.container_id, &request.exec_id, Vec::new()).await;
+        Ok(closed.map(|()| Empty::new())?)
     }
 
     async fn read_stdout(&self, _: &TtrpcContext, request: ReadStreamRequest) -> Reply<ReadStreamResponse> {

@@ -9,29 +9,29 @@ use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 
 use crate::root::Root;
 
-/// The program.
+/// Path of the agent's program.
 pub const PROGRAM: &CStr = c"/usr/bin/firstlight-agent";
 
-/// The shell that `firstlight.on-failure=debug` opens.
+/// Path of the shell that `firstlight.on-failure=debug` opens.
 const SHELL: &CStr = c"/bin/sh";
 
-/// What both find in their environment.
+/// Environment of both.
 const PATH: &CStr = c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// File descriptors that the agent may have: containers bring many.
+/// Limit of the agent's file descriptors: containers need many.
 const FILES: u64 = 1 << 20;
 
-/// What the kernel's out-of-memory killer takes before the agent: everything.
+/// The agent's OOM score adjustment: other processes are killed first.
 const OOM_SCORE: &str = "-997";
 
-/// Sets what the agent inherits. PID 1 sets it for itself, which costs it
-/// nothing and needs no code between fork and exec.
+/// Sets limits that the agent inherits. PID 1 sets them for itself, which needs no code between
+/// fork and exec.
 ///
 /// # Errors
-/// A limit could not be set; it is named.
+/// A limit could not be set; the error names it.
 pub fn prepare(root: &Root) -> Result<(), String> {
-    // The bounding set is what a program gets at most, and PID 1's own threads are no programs: they go on
-    // loading modules, while the agent, its containers and a debug shell have to ask.
+    // The bounding set limits programs that are executed. PID 1's own threads are not affected and
+    // go on loading modules, while the agent, its containers and a debug shell cannot.
     remove_capability_from_bounding_set(CapabilitySet::SYS_MODULE)
         .map_err(|error| format!("cannot keep CAP_SYS_MODULE from the agent: {error}"))?;
     let limit = Rlimit { current: Some(FILES), maximum: Some(FILES) };
@@ -40,10 +40,10 @@ pub fn prepare(root: &Root) -> Result<(), String> {
     std::fs::write(&path, OOM_SCORE).map_err(|error| format!("cannot write {OOM_SCORE} to {}: {error}", path.display()))
 }
 
-/// Starts the agent with an empty environment but for what it needs.
+/// Starts the agent with a minimal environment.
 ///
 /// # Errors
-/// It could not be started; the text says what to look at.
+/// The agent could not be started; the error says what to check.
 pub fn start() -> Result<Pid, String> {
     let control = CString::new(format!("FIRSTLIGHT_CONTROL={}", firstlight_init_control::SOCKET)).unwrap_or_default();
     let program = Program {
@@ -60,7 +60,7 @@ pub fn start() -> Result<Pid, String> {
 /// Opens a shell on the console.
 ///
 /// # Errors
-/// There is none, or no console.
+/// The image has no shell, or there is no console.
 pub fn start_shell() -> Result<Pid, String> {
     let console = Stdio::Open(c"/dev/console");
     let program =
@@ -83,7 +83,7 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// A process's end in words, from its exit status or the signal that killed it.
+/// Describes how a process ended: its exit status, or the signal that killed it.
 #[must_use]
 pub fn describe_exit(status: Option<i32>, signal: Option<i32>) -> String {
     match (status, signal) {
@@ -93,7 +93,7 @@ pub fn describe_exit(status: Option<i32>, signal: Option<i32>) -> String {
     }
 }
 
-/// A process's resident memory in KiB.
+/// Returns a process's resident memory in KiB.
 #[must_use]
 pub fn resident_kib(root: &Root, pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(root.path(&format!("/proc/{pid}/status"))).ok()?;
@@ -101,7 +101,7 @@ pub fn resident_kib(root: &Root, pid: u32) -> Option<u64> {
     line.trim().trim_end_matches("kB").trim_end().parse().ok()
 }
 
-/// A process's children.
+/// Returns a process's children.
 #[must_use]
 pub fn children(root: &Root, pid: u32) -> Vec<u32> {
     let text = std::fs::read_to_string(root.path(&format!("/proc/{pid}/task/{pid}/children"))).unwrap_or_default();

@@ -10,7 +10,7 @@ use firstlight_cdi::{ContainerEdits, Device, DeviceNode, GPU_KIND, SPEC_DIR, SPE
 use firstlight_pci::Address;
 use rustix::fs::{major, minor};
 
-use crate::driver_files::{self, Known};
+use crate::driver_files::{self, DriverSpec};
 use crate::nodes;
 use crate::root::Root;
 
@@ -217,10 +217,10 @@ pub fn write_whole(path: &Path, text: &[u8]) -> Result<(), CdiError> {
 /// The directory or the file could not be written.
 pub fn publish_driver(root: &Root) -> Result<Option<String>, CdiError> {
     let path = root.path(SPEC_DIR).join(DRIVER_FILE);
-    let (text, image) = match driver_files::known(root).map_err(encode(&path))? {
-        Known::Nothing => return Ok(None),
-        Known::Found(text) => (text, None),
-        Known::Written { path, text } => (text, Some(path)),
+    let (text, image) = match driver_files::driver_spec(root).map_err(encode(&path))? {
+        DriverSpec::None => return Ok(None),
+        DriverSpec::Generated(text) => (text, None),
+        DriverSpec::FromImage { path, text } => (text, Some(path)),
     };
     dir(root)?;
     write_whole(&path, &text)?;

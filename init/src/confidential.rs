@@ -1,22 +1,22 @@
-//! Whether this guest's memory is closed to its host.
+//! Detects whether this is a confidential VM, whose memory is encrypted against the host.
 
 use std::fs::File;
 use std::io::Read as _;
 
 use crate::root::Root;
 
-/// Flags that the kernel sets for a processor of such a guest, and what they stand for.
+/// CPU flags that the kernel sets in a confidential VM, with their names.
 const FLAGS: &[(&str, &str)] =
     &[("tdx_guest", "Intel TDX"), ("sev_snp", "AMD SEV-SNP"), ("sev_es", "AMD SEV-ES"), ("sev", "AMD SEV")];
 
-/// All that is said of the first processor, with room to spare.
+/// Maximum number of bytes read of `/proc/cpuinfo`; enough for the first CPU.
 const FIRST: u64 = 16 << 10;
 
-/// What the flags of the first processor in `/proc/cpuinfo` say: `tdx_guest (Intel TDX)`.
+/// Returns the flag and its name from the first CPU in `/proc/cpuinfo`: `tdx_guest (Intel TDX)`.
 #[must_use]
 pub fn detect(root: &Root) -> Option<String> {
     let mut text = Vec::new();
-    // What cannot be read says nothing; `firstlight.confidential` does.
+    // If the file cannot be read, `firstlight.confidential` decides.
     File::open(root.path("/proc/cpuinfo")).ok()?.take(FIRST).read_to_end(&mut text).ok()?;
     let text = String::from_utf8_lossy(&text);
     let (_, flags) = text.lines().find_map(|line| line.split_once(':').filter(|(name, _)| name.trim() == "flags"))?;

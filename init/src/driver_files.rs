@@ -1,5 +1,5 @@
-//! The driver's files as CDI devices: as the image says, which was made with
-//! them, or as they are found.
+//! The driver's files as a CDI specification: the one in the image, or generated from the files
+//! found.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -10,13 +10,13 @@ use firstlight_driver_files::{Files, HEAD, spec, spec_path};
 use crate::driver_paths::{EXTENSION, SEARCH_ROOTS};
 use crate::root::Root;
 
-/// Where the driver says its version.
+/// Path of the loaded driver's version.
 pub const VERSION_FILE: &str = "/proc/driver/nvidia/version";
 
-/// A longer specification is none of the builder's: all that a driver has comes to some 100 KiB.
+/// Maximum size of a specification in bytes; that of a complete driver is about 100 KiB.
 const LONGEST: u64 = 1 << 20;
 
-/// The version of the driver that runs, such as `580.159.04`.
+/// Returns the version of the loaded driver, such as `580.159.04`.
 #[must_use]
 pub fn version(root: &Root) -> Option<String> {
     version_in(&fs::read_to_string(root.path(VERSION_FILE)).ok()?)
@@ -32,36 +32,37 @@ fn version_in(text: &str) -> Option<String> {
     line.split_whitespace().find(number).map(str::to_owned)
 }
 
-/// The driver's files, and who says so.
+/// The CDI specification of the driver's files, and its source.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Known {
-    /// No driver runs, or none of its files is there.
-    Nothing,
-    /// The image has the specification in this file.
-    Written {
-        /// Which.
+pub enum DriverSpec {
+    /// No driver is loaded, or none of its files was found.
+    None,
+    /// The specification was read from this file of the image or extension.
+    FromImage {
+        /// The file.
         path: String,
         /// The specification.
         text: Vec<u8>,
     },
-    /// They were looked for; the specification of what was found.
-    Found(Vec<u8>),
+    /// The specification was generated from the files found.
+    Generated(Vec<u8>),
 }
 
-/// What is known of the files of the driver that runs.
+/// Returns the specification of the loaded driver's files.
 ///
 /// # Errors
 /// The specification could not be encoded.
-pub fn known(root: &Root) -> Result<Known, serde_json::Error> {
-    let Some(version) = version(root) else { return Ok(Known::Nothing) };
+pub fn driver_spec(root: &Root) -> Result<DriverSpec, serde_json::Error> {
+    let Some(version) = version(root) else { return Ok(DriverSpec::None) };
     if let Some((path, text)) = of_image(root, &version) {
-        return Ok(Known::Written { path, text });
+        return Ok(DriverSpec::FromImage { path, text });
     }
     let found = spec(&Guest(root), SEARCH_ROOTS, &version);
-    found.map_or(Ok(Known::Nothing), |spec| serde_json::to_vec(&spec).map(Known::Found))
+    found.map_or(Ok(DriverSpec::None), |spec| serde_json::to_vec(&spec).map(DriverSpec::Generated))
 }
 
-/// The image's word, or the extension's if there is one: that of an image says nothing of an extension's files.
+/// Reads the specification of the extension if there is one, otherwise of the image: an image's
+/// specification does not cover an extension's files.
 fn of_image(root: &Root, version: &str) -> Option<(String, Vec<u8>)> {
     let place = if root.path(EXTENSION).is_dir() { EXTENSION } else { "" };
     let path = format!("{place}{}", spec_path(version));
@@ -71,7 +72,7 @@ fn of_image(root: &Root, version: &str) -> Option<(String, Vec<u8>)> {
     (whole && text.starts_with(b"{")).then_some((path, text))
 }
 
-/// A guest's own files.
+/// Generates a specification from the files of the guest.
 struct Guest<'a>(&'a Root);
 
 impl Files for Guest<'_> {
@@ -128,16 +129,16 @@ mod tests {
     #[test]
     fn files_are_searched_if_the_image_does_not_list_them() {
         let (_directory, root) = guest();
-        let Known::Found(text) = known(&root).unwrap() else { panic!("the image has no list") };
+        let DriverSpec::Generated(text) = driver_spec(&root).unwrap() else { panic!("the image has no list") };
         let spec = Spec::from_json(std::str::from_utf8(&text).unwrap(), "x".as_ref()).unwrap();
         assert_eq!(spec.device("compute").unwrap().container_edits.mounts[0].host_path, LIBRARY);
-        // A library of 32 bits in a directory for 64 is none.
+        // A 32-bit library in a directory for 64-bit ones is skipped.
         plant(&root, LIBRARY, b"\x7fELF\x01...");
-        assert_eq!(known(&root).unwrap(), Known::Nothing);
-        // Files without a driver that runs are of no use.
+        assert_eq!(driver_spec(&root).unwrap(), DriverSpec::None);
+        // Without a loaded driver its files are of no use.
         let dir = tempfile::tempdir().unwrap();
         plant(&Root::at(dir.path()), LIBRARY, b"\x7fELF\x02");
-        assert_eq!(known(&Root::at(dir.path())).unwrap(), Known::Nothing);
+        assert_eq!(driver_spec(&Root::at(dir.path())).unwrap(), DriverSpec::None);
     }
 
     #[test]
@@ -145,23 +146,23 @@ mod tests {
         let (_directory, root) = guest();
         let (path, other) = (spec_path("580.159.04"), spec_path("580.159.05"));
         plant(&root, &other, b"{}");
-        assert!(matches!(known(&root).unwrap(), Known::Found(_)), "that is for another driver");
+        assert!(matches!(driver_spec(&root).unwrap(), DriverSpec::Generated(_)), "that is for another driver");
         let long = vec![b'{'; usize::try_from(LONGEST).unwrap() + 1];
         for wrong in [&b""[..], b"\0\0\0", &long] {
             plant(&root, &path, wrong);
-            assert!(matches!(known(&root).unwrap(), Known::Found(_)), "{} bytes", wrong.len());
+            assert!(matches!(driver_spec(&root).unwrap(), DriverSpec::Generated(_)), "{} bytes", wrong.len());
         }
         plant(&root, &path, b"{\"of\": \"the image\"}");
         assert_eq!(
-            known(&root).unwrap(),
-            Known::Written { path: path.clone(), text: b"{\"of\": \"the image\"}".into() }
+            driver_spec(&root).unwrap(),
+            DriverSpec::FromImage { path: path.clone(), text: b"{\"of\": \"the image\"}".into() }
         );
-        // With an extension only its word counts.
+        // With an extension, only its specification counts.
         fs::create_dir_all(root.path(EXTENSION)).unwrap();
-        assert!(matches!(known(&root).unwrap(), Known::Found(_)));
+        assert!(matches!(driver_spec(&root).unwrap(), DriverSpec::Generated(_)));
         let path = format!("{EXTENSION}{path}");
         plant(&root, &path, b"{}");
-        assert_eq!(known(&root).unwrap(), Known::Written { path, text: b"{}".into() });
+        assert_eq!(driver_spec(&root).unwrap(), DriverSpec::FromImage { path, text: b"{}".into() });
     }
 
     proptest! {

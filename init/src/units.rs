@@ -170,7 +170,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         deadline: None,
         severity: Degraded,
         about: "opens the GPU, waits for the driver, and keeps it open; firstlight.attach and firstlight.attach-deadline",
-        hint: "firstlight.attach=serial; the host's vfio log",
+        hint: "the host's vfio log; firstlight.attach=serial, if no serial attempt has failed",
     },
     UnitSpec {
         id: UnitId::GpuSettings,

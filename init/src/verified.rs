@@ -1,7 +1,6 @@
-//! Disks that are checked as they are read: waiting for one, having the device
-//! mapper check it with dm-verity, and what an error of such a device means.
+//! dm-verity devices: waits for a disk, creates the mapping, explains read errors.
 //!
-//! The opener makes a root of one; PID 1 makes extensions of others.
+//! The opener uses one as root file system; PID 1 uses others as extensions.
 
 use std::fs::File;
 use std::io;
@@ -13,61 +12,60 @@ use rustix::io::Errno;
 
 use crate::clock::now_us;
 
-/// The device mapper's door.
+/// The device mapper's control node.
 const CONTROL: &str = "/dev/mapper/control";
 
-/// For input/output errors of a verified device.
+/// Hint for input/output errors of a verified device.
 const NOT_THE_SAME: &str =
     "; a block of the disk is not what its root hash says: the image is damaged, or was built with another hash";
 
-/// Why there is no verified device.
+/// Why a verified device could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no device mapper.
+    /// The kernel has no device mapper.
     #[error("cannot open {CONTROL}: {0}; is the module dm_verity in this image?")]
     Control(#[source] io::Error),
-    /// It did not take the description.
+    /// The device mapper refused the table.
     #[error("{0}; the kernel log has the device mapper's words")]
     Mapping(#[from] dm::Error),
 }
 
-/// A device to make.
+/// A dm-verity device to create.
 #[derive(Debug, Clone, Copy)]
 pub struct Verity<'a> {
-    /// Its name in the device mapper.
+    /// The device's name in the device mapper.
     pub name: &'a str,
-    /// Its UUID; may be empty.
+    /// The device's UUID; may be empty.
     pub uuid: &'a str,
-    /// Its length in sectors of 512 bytes.
+    /// The length in sectors of 512 bytes.
     pub sectors: u64,
-    /// Parameters of the target `verity`.
+    /// Parameters of the `verity` target.
     pub parameters: &'a str,
 }
 
-/// Makes a verified device; its node is `/dev/dm-` and the number.
+/// Creates a verified device; returns the number N of its node `/dev/dm-N`.
 ///
 /// # Errors
-/// There is no device mapper, or it does not take the description.
+/// The kernel has no device mapper, or it refuses the table.
 pub fn make(verity: &Verity<'_>) -> Result<u32, Error> {
     let control = File::options().read(true).write(true).open(CONTROL).map_err(Error::Control)?;
     let Verity { name, uuid, sectors, parameters } = *verity;
     Ok(dm::create(&control, &dm::Device { name, uuid, sectors, kind: "verity", parameters })?)
 }
 
-/// What an error of a verified device means; nothing for errors that mean something else.
+/// Returns a hint for errors that mean failed verification; empty for others.
 #[must_use]
 pub fn hint(source: &io::Error) -> &'static str {
     let damage = [Errno::IO, Errno::UCLEAN].map(|errno| Some(errno.raw_os_error()));
     if damage.contains(&source.raw_os_error()) { NOT_THE_SAME } else { "" }
 }
 
-/// Waits until `look` finds something, by the kernel's messages; `uevents` has to
-/// have been opened before what is waited for can come. `None` if it has not
-/// come until then, µs.
+/// Waits until `look` finds something, at most until `until_us`; returns `None` on timeout.
+/// `uevents` must have been opened before the awaited device can appear.
 pub fn wait<T>(uevents: &OwnedFd, until_us: u64, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let mut buffer = vec![0; firstlight_uevent::MAX_MESSAGE];
     loop {
-        // A node is made before its message is sent.
+        // A node is created before its uevent is sent.
         if let Some(found) = look() {
             return Some(found);
         }

@@ -152,7 +152,8 @@ fn lab(yes: bool, quick: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Builds the test programs and returns the scenarios whose names contain one of `filters`, or all without filters.
+/// Builds the test programs and returns the scenarios whose names contain one of `filters`, or all without filters;
+/// tests that share a guest are one scenario.
 pub(crate) fn all_scenarios(filters: &[String]) -> anyhow::Result<Vec<Scenario>> {
     let mut found = Vec::new();
     for program in scenarios::build()? {
@@ -164,7 +165,7 @@ pub(crate) fn all_scenarios(filters: &[String]) -> anyhow::Result<Vec<Scenario>>
             bail!("no scenario name contains {}: `cargo xtask test --list` prints the names", filters.join(" or "));
         }
     }
-    Ok(found)
+    Ok(scenarios::merge_shared(found))
 }
 
 fn list(args: &Args) -> anyhow::Result<ExitCode> {
@@ -174,6 +175,9 @@ fn list(args: &Args) -> anyhow::Result<ExitCode> {
         match history.scenarios.get(&scenario.to_string()) {
             Some(seconds) => println!("{seconds:7.1} s  {scenario}"),
             None => println!("        ?  {scenario}"),
+        }
+        if scenario.tests.len() > 1 {
+            scenario.tests.iter().for_each(|test| println!("             {} {test}", scenario.program));
         }
     }
     let seconds = scenarios::estimate(&all, &history.scenarios, args.jobs);
@@ -232,7 +236,12 @@ mod tests {
     #[test]
     fn summary_has_longest_scenarios_failures_and_counts() {
         let outcome = |test: &str, seconds, failure: Option<&str>| Outcome {
-            scenario: Scenario { program: "guest".into(), test: test.into(), executable: "/t".into() },
+            scenario: Scenario {
+                program: "guest".into(),
+                name: test.into(),
+                tests: vec![test.into()],
+                executable: "/t".into(),
+            },
             duration: Duration::from_secs(seconds),
             failure: failure.map(str::to_owned),
             log: "/logs/x".into(),

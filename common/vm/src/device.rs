@@ -21,6 +21,11 @@ pub enum Device {
         /// Its raw content.
         file: PathBuf,
     },
+    /// A virtio-blk disk that the guest cannot write, such as a root disk: several guests may have the same.
+    ReadOnlyDisk {
+        /// Its raw content.
+        file: PathBuf,
+    },
     /// A virtio-blk disk that the guest identifies by serial number, e.g. a service VM's state disk.
     DiskWithSerial {
         /// Its raw content.
@@ -139,7 +144,7 @@ impl Device {
     /// Returns QEMU's backend of the device: option and value.
     pub(crate) fn backend(&self, at: usize) -> Option<(&'static str, serde_json::Value)> {
         match self {
-            Self::Extension { file, .. } => {
+            Self::Extension { file, .. } | Self::ReadOnlyDisk { file } => {
                 let (file, disk) = (file.to_string_lossy(), format!("disk{at}"));
                 let back =
                     serde_json::json!({"driver": "file", "node-name": disk, "filename": file, "read-only": true});
@@ -180,7 +185,7 @@ impl Device {
                 "socket": {"type": "unix", "path": socket.to_string_lossy()},
             })],
             Self::Vfio { host } => vec![serde_json::json!({"driver": "vfio-pci", "id": id, "bus": bus, "host": host})],
-            Self::Disk { .. } => {
+            Self::Disk { .. } | Self::ReadOnlyDisk { .. } => {
                 vec![serde_json::json!({"driver": "virtio-blk-pci", "id": id, "bus": bus, "drive": disk})]
             }
             Self::Extension { serial, .. } | Self::DiskWithSerial { serial, .. } => vec![serde_json::json!({
@@ -227,6 +232,13 @@ mod tests {
             disk.arguments(1).iter().map(|(_, value)| value.to_string_lossy().into_owned()).collect();
         assert!(text[1].contains(r#""read-only":true"#) && text[1].contains(r#""filename":"/d""#), "{text:?}");
         assert!(text[2].contains(r#""serial":"extension-x""#) && text[2].contains("virtio-blk-pci"), "{text:?}");
+    }
+
+    #[test]
+    fn only_a_read_only_disk_is_opened_read_only() {
+        let opened_read_only = |disk: Device| format!("{:?}", disk.arguments(0)).contains("read-only");
+        assert!(opened_read_only(Device::ReadOnlyDisk { file: "/d".into() }));
+        assert!(!opened_read_only(Device::Disk { file: "/d".into() }));
     }
 
     #[test]

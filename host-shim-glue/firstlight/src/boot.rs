@@ -66,8 +66,7 @@ pub async fn boot(machine: &Machine, limit: Duration, console_log: &Path) -> Res
     let dir = tempfile::Builder::new().prefix("firstlight-boot-").tempdir();
     let dir = dir.map_err(|source| VmError::File { path: std::env::temp_dir(), source })?;
     let mut vm = Vm::start(machine, dir.path(), console_log).await?;
-    let ended = |record: &BootRecord| !matches!(record.state, State::Booting);
-    let end = match timeout(limit, vm.console().wait_for(ended)).await {
+    let end = match timeout(limit, vm.console().wait_for(is_complete)).await {
         Ok(true) => End::Reported,
         Ok(false) => End::Exited,
         Err(_) => End::TimedOut(limit),
@@ -82,6 +81,15 @@ pub async fn boot(machine: &Machine, limit: Duration, console_log: &Path) -> Res
     Ok(report)
 }
 
+/// Returns whether PID 1 has reported the end of its boot, and why it failed, which is on a later line.
+fn is_complete(record: &BootRecord) -> bool {
+    match record.state {
+        State::Booting => false,
+        State::Failed => record.failure.is_some(),
+        _ => true,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,6 +98,18 @@ mod tests {
     fn report(end: End, state: Option<State>) -> BootReport {
         let record = state.map(|state| BootRecord { state, ..BootRecord::new("1", 1) });
         BootReport { record, end, uptime: Duration::from_millis(1234), console_tail: "  panic!".into() }
+    }
+
+    #[test]
+    fn failed_boot_is_complete_only_with_its_cause() {
+        let mut record = BootRecord::new("1", 1);
+        assert!(!is_complete(&record));
+        record.state = State::Failed;
+        assert!(!is_complete(&record));
+        let failure = Failure { unit: "x".into(), at_us: 1, detail: "y".into(), action: "poweroff".into() };
+        record.failure = Some(failure);
+        assert!(is_complete(&record));
+        assert!(is_complete(&BootRecord { state: State::Degraded, ..BootRecord::new("1", 1) }));
     }
 
     #[test]

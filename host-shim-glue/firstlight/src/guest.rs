@@ -83,7 +83,7 @@ impl Guest {
             return Err(GuestError::Memory { memory_mib: self.memory_mib, needed_mib });
         }
         // The image's disk is the first: the kernel command line names it.
-        let disk = self.files.disk.clone().map(|file| Device::Disk { file });
+        let disk = self.files.disk.clone().map(|file| Device::ReadOnlyDisk { file });
         let extensions = self.files.extensions.iter();
         let extensions =
             extensions.map(|disk| Device::Extension { file: disk.file.clone(), serial: disk.serial.clone() });
@@ -142,7 +142,7 @@ mod tests {
         }
         let machine = guest(dir.path()).machine().unwrap();
         let extension = Device::Extension { file: dir.path().join("gpu.img"), serial: "extension-gpu".into() };
-        let disk = Device::Disk { file: dir.path().join("rootfs.img") };
+        let disk = Device::ReadOnlyDisk { file: dir.path().join("rootfs.img") };
         assert_eq!(machine.devices, [disk, Device::Watchdog, extension]);
         assert_eq!((machine.initrd, machine.command_line.as_str()), (None, "root=/dev/vda1"));
     }

@@ -10,15 +10,16 @@ use serde::{Deserialize, Serialize};
 
 use super::Error;
 use super::profile::{self, Selected};
+use crate::cache::digests::CachedFile;
 use crate::cache::{self, io_error};
-use crate::closure::rules::Rules;
-use crate::debian::{self, PackageRequest};
-use crate::lock::Pinned;
 use crate::packages::Packages;
+use crate::packages::debian::{self, PackageRequest};
+use crate::packages::lock::Pinned;
+use crate::tree::closure::rules::Rules;
 use crate::tree::{Content, Node};
 
 /// Layout version of the cache directory; increment it to invalidate cached ones.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 
 /// File name of the record in the cache directory.
 const RECORD: &str = "record.json";
@@ -41,7 +42,6 @@ pub struct Record {
     /// The packages of the files.
     pub packages: Vec<Pinned>,
     /// The image entries.
-    #[serde(alias = "entries")]
     pub entries: Vec<DriverEntry>,
 }
 
@@ -68,6 +68,8 @@ pub enum Kind {
         mode: u32,
         /// Size in bytes.
         size: u64,
+        /// SHA-256 of the extracted file.
+        sha256: String,
     },
     /// A symbolic link.
     Link {
@@ -116,8 +118,10 @@ impl Files {
     pub fn entries(&self) -> impl Iterator<Item = (&str, Node)> {
         self.record.entries.iter().map(|entry| {
             let node = match &entry.kind {
-                Kind::File { mode, .. } => {
-                    Node::File { mode: *mode, content: Content::File(self.dir.join("tree").join(&entry.path)) }
+                Kind::File { mode, sha256, .. } => {
+                    let file = self.dir.join("tree").join(&entry.path);
+                    let cached = CachedFile { dir: self.dir.clone(), file, sha256: sha256.clone() };
+                    Node::File { mode: *mode, content: Content::Cached(cached) }
                 }
                 Kind::Link { target } => Node::Symlink { target: target.clone() },
             };
@@ -212,8 +216,9 @@ fn extract(
             to = sibling(&to, target);
         }
         // No further links are followed: a package must not include files of the host.
-        let data = fs::symlink_metadata(&from).ok().filter(fs::Metadata::is_file).ok_or_else(missing)?;
-        add(&to, Kind::File { mode: file.mode, size: data.len() })?;
+        fs::symlink_metadata(&from).ok().filter(fs::Metadata::is_file).ok_or_else(missing)?;
+        let (sha256, size) = digest::of_file(&from).map_err(io_error("read", &from))?;
+        add(&to, Kind::File { mode: file.mode, size, sha256 })?;
         for link in &file.links {
             add(link, Kind::Link { target: relative(link, &to) })?;
         }
@@ -341,8 +346,8 @@ mod tests {
         assert_eq!(files.sizes(), BTreeMap::from([("g", 12)]));
         let mut image = crate::tree::Tree::default();
         for (path, node) in files.entries() {
-            if let Node::File { content: Content::File(file), .. } = &node {
-                assert!(file.is_file(), "{}", file.display());
+            if let Node::File { content, .. } = &node {
+                assert!(content.path().unwrap().is_file(), "{content:?}");
             }
             image.add(path, node).unwrap();
         }

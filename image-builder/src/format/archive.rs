@@ -10,8 +10,9 @@ use firstlight_progress::Bar;
 use super::Error;
 use sha1::Sha1;
 
+use crate::cache::digests::CachedFile;
 use crate::cache::io_error;
-use crate::cpio;
+use crate::format::cpio;
 use crate::tree::{Content, Node, Tree};
 
 /// Every regular file of an image, by path.
@@ -83,6 +84,9 @@ pub(super) fn write_tree(tree: &Tree, archive: &mut dyn ArchiveWriter, bar: &Bar
                 let mut hashing = Hashing::new(Hashing::<_, Sha1>::with_algorithm(bar.reading(&mut *data)));
                 archive.file(path, *mode, size, &mut hashing)?;
                 let (sha256, inner) = hashing.finish();
+                if let Content::Cached(cached) = content {
+                    cached.verify(&sha256)?;
+                }
                 let (sha1, mode) = (Some(inner.finish().0), Some(*mode));
                 files.insert(path.to_owned(), FileRecord { size, sha256, sha1, mode, origin: None });
             }
@@ -95,7 +99,7 @@ pub(super) fn write_tree(tree: &Tree, archive: &mut dyn ArchiveWriter, bar: &Bar
 pub(crate) fn open_content(content: &Content) -> Result<(Box<dyn Read + '_>, u64), Error> {
     Ok(match content {
         Content::Bytes(bytes) => (Box::new(&bytes[..]), bytes.len() as u64),
-        Content::File(path) => {
+        Content::File(path) | Content::Cached(CachedFile { file: path, .. }) => {
             let file = File::open(path).map_err(io_error("open", path))?;
             let metadata = file.metadata().map_err(io_error("inspect", path))?;
             if !metadata.is_file() {

@@ -11,8 +11,9 @@ use super::archive::{Files, write_tree};
 use super::pipe::run_with_input;
 use super::tar_writer::TarWriter;
 use super::{Compression, Error, Format, Plan};
+use crate::cache::digests::CachedFile;
 use crate::cache::io_error;
-use crate::tools::Toolset;
+use crate::packages::tools::Toolset;
 use crate::tree::{Content, Node, Tree};
 
 const BLOCK: u64 = 4096;
@@ -90,7 +91,7 @@ fn measure(tree: &Tree) -> Result<Measure, Error> {
         measure.blocks += match node {
             Node::Directory { .. } => 1,
             Node::File { content: Content::Bytes(bytes), .. } => (bytes.len() as u64).div_ceil(BLOCK),
-            Node::File { content: Content::File(path), .. } => {
+            Node::File { content: Content::File(path) | Content::Cached(CachedFile { file: path, .. }), .. } => {
                 let data = std::fs::metadata(path).map_err(io_error("inspect", path))?;
                 // One extent block for each 64 MiB, for fragmented files.
                 data.len().div_ceil(BLOCK) + data.len() / (64 << 20)

@@ -8,13 +8,13 @@ mod configure;
 pub mod dot_config;
 mod elf;
 pub mod fragment;
-pub mod headers;
+mod headers;
 pub mod kconfig;
 pub mod modules;
 mod package_config;
 mod payload;
 pub mod recipe;
-pub mod version;
+pub(crate) mod version;
 
 use std::fs;
 use std::io;
@@ -24,12 +24,14 @@ use firstlight_image::digest;
 use firstlight_progress::Progress;
 use serde::{Deserialize, Serialize};
 
+use crate::cache::digests::Damaged;
 use crate::cache::{self, io_error};
-use crate::debian::{self, Candidate, PackageRequest};
+use crate::packages::debian::{self, Candidate, PackageRequest};
 use crate::packages::{self, Packages};
 
 pub use elf::ModuleInfo;
 pub use headers::KernelHeaders;
+pub use modules::ModuleTree;
 pub use package_config::package_config;
 
 /// Returns the files below `/lib/firmware` that a module names; the extension of its file `name` states the
@@ -130,6 +132,9 @@ pub enum Error {
         /// Its directory.
         dir: PathBuf,
     },
+    /// A cached module is not the one that was unpacked or compiled.
+    #[error(transparent)]
+    Damaged(#[from] Box<Damaged>),
     /// Unpacked headers lack a file.
     #[error("the kernel headers in {} are incomplete: remove the directory and run again", dir.display())]
     HeadersIncomplete {
@@ -180,6 +185,7 @@ pub struct Kernel {
     /// Facts recorded when it was prepared.
     pub facts: Facts,
     dir: PathBuf,
+    modules: ModuleTree,
 }
 
 /// Facts about a prepared kernel.
@@ -204,8 +210,9 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Writes the facts into a prepared kernel's directory, after everything else.
+    /// Writes the facts and the modules' digests into a prepared kernel's directory, after everything else.
     fn write(&self, dir: &Path) -> Result<(), Error> {
+        ModuleTree::record(dir)?;
         let path = dir.join("facts.json");
         let text = serde_json::to_vec_pretty(self).map_err(io::Error::other).map_err(io_error("write", &path))?;
         fs::write(&path, text).map_err(io_error("write", &path))?;
@@ -214,7 +221,7 @@ impl Facts {
 }
 
 /// Version of the cached directory's layout; a change recreates cached kernels.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 
 impl Kernel {
     /// Downloads and unpacks a kernel package, or builds a recipe, unless the result is cached.
@@ -256,7 +263,8 @@ impl Kernel {
         let text = fs::read(&path).map_err(io_error("read", &path))?;
         let facts =
             serde_json::from_slice(&text).map_err(|error| io_error("understand", &path)(io::Error::other(error)))?;
-        let kernel = Self { facts, dir };
+        let modules = ModuleTree::open(&dir)?;
+        let kernel = Self { facts, dir, modules };
         let vmlinux = kernel.vmlinux();
         let (sha256, _) = digest::of_file(&vmlinux).map_err(io_error("read", &vmlinux))?;
         if sha256 == kernel.facts.vmlinux_sha256 { Ok(kernel) } else { Err(Error::KernelDamaged { dir: kernel.dir }) }
@@ -276,8 +284,8 @@ impl Kernel {
 
     /// Returns the directory with `kernel/`, `modules.builtin` and so on.
     #[must_use]
-    pub fn modules(&self) -> PathBuf {
-        self.dir.join("modules")
+    pub fn modules(&self) -> &ModuleTree {
+        &self.modules
     }
 }
 
@@ -374,7 +382,8 @@ pub(crate) mod tests {
             vmlinux_sha256: digest::of_bytes(b"vmlinux"),
             vmlinux_size: 7,
         };
-        Kernel { facts, dir }
+        facts.write(&dir).unwrap();
+        Kernel::open(dir).unwrap()
     }
 
     #[test]

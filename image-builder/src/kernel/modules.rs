@@ -9,8 +9,11 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use firstlight_image::digest;
+
 use super::{Error, ModuleInfo, elf, payload};
-use crate::cache::io_error;
+use crate::cache::digests::{CachedFile, Digests};
+use crate::cache::{self, io_error};
 
 /// A module as stored in the image.
 #[derive(Debug, Clone)]
@@ -125,6 +128,39 @@ impl TypeInformation {
     }
 }
 
+/// The modules directory of a prepared kernel, whose files are compared with their recorded digests when they are read.
+#[derive(Debug, Clone)]
+pub struct ModuleTree {
+    /// The kernel's directory in the cache.
+    entry: PathBuf,
+    dir: PathBuf,
+    digests: Digests,
+}
+
+impl ModuleTree {
+    /// Records the digests of the files in `entry/modules`.
+    pub(super) fn record(entry: &Path) -> Result<(), cache::Error> {
+        Digests::of(&entry.join("modules"))?.write(&entry.join("modules.json"))
+    }
+
+    pub(super) fn open(entry: &Path) -> Result<Self, cache::Error> {
+        let digests = Digests::read(&entry.join("modules.json"))?;
+        Ok(Self { entry: entry.to_owned(), dir: entry.join("modules"), digests })
+    }
+
+    /// Returns a file by its path below the directory.
+    pub(crate) fn file(&self, name: &str) -> CachedFile {
+        self.digests.file(&self.entry, &self.dir, name)
+    }
+
+    fn read(&self, name: &str) -> Result<Vec<u8>, Error> {
+        let cached = self.file(name);
+        let bytes = fs::read(&cached.file).map_err(io_error("read module", &cached.file))?;
+        cached.verify(&digest::of_bytes(&bytes))?;
+        Ok(bytes)
+    }
+}
+
 /// The directory of out-of-tree modules.
 pub const EXTRA: &str = "extra";
 /// The directory of modules that take precedence over the kernel's own.
@@ -157,10 +193,16 @@ impl Extra {
 /// `release`, all modules in `extra`, and all dependencies.
 ///
 /// # Errors
-/// An unknown module, an unreadable file, or an extra module that was built
+/// An unknown module, an unreadable or damaged file, or an extra module that was built
 /// for another kernel.
-pub fn select(release: &str, tree: &Path, requested: &[String], extra: &[Extra], form: Form) -> Result<Set, Error> {
-    let available = index_modules(tree)?;
+pub fn select(
+    release: &str,
+    tree: &ModuleTree,
+    requested: &[String],
+    extra: &[Extra],
+    form: Form,
+) -> Result<Set, Error> {
+    let available = index_modules(&tree.dir)?;
     let built_in = read_built_in(tree)?;
     let mut set = Set::default();
     // Modules still to be selected, and what required them first.
@@ -184,24 +226,24 @@ pub fn select(release: &str, tree: &Path, requested: &[String], extra: &[Extra],
         if set.modules.contains_key(&name) || set.built_in.contains(&name) {
             continue;
         }
-        let Some(file) = available.get(&name) else {
+        let Some(path) = available.get(&name) else {
             if built_in.contains(&name) {
                 set.built_in.insert(name);
                 continue;
             }
             return Err(Error::NoModule { release: release.to_owned(), name, needed_by });
         };
-        let mut data = read_decompressed(file)?;
+        let (file, packed) = (&tree.dir.join(path), tree.read(path)?);
+        let mut data = decompress(path, &packed).map_err(|what| module_error(file, what))?;
         let info = read_module_info(file, &data)?;
-        let path = file.strip_prefix(tree).unwrap_or(file);
         let path = match form {
             Form::Plain(types) => {
                 types.apply(file, &mut data)?;
                 plain_path(path)
             }
             Form::AsPackaged => {
-                data = fs::read(file).map_err(io_error("read module", file))?;
-                path.to_string_lossy().into_owned()
+                data = packed;
+                path.clone()
             }
         };
         let module = new_module(name, path, data, info);
@@ -239,11 +281,6 @@ type Unpack = fn(&[u8]) -> Result<Vec<u8>, String>;
 const COMPRESSIONS: &[(&str, Unpack)] =
     &[("", |bytes| Ok(bytes.to_vec())), (".xz", payload::xz), (".zst", payload::zstd), (".gz", payload::gzip)];
 
-fn read_decompressed(file: &Path) -> Result<Vec<u8>, Error> {
-    let bytes = fs::read(file).map_err(io_error("read module", file))?;
-    decompress(&file.to_string_lossy(), &bytes).map_err(|what| module_error(file, what))
-}
-
 /// Decompresses a module as its file name's suffix states.
 ///
 /// # Errors
@@ -254,9 +291,8 @@ pub(crate) fn decompress(name: &str, bytes: &[u8]) -> Result<Vec<u8>, String> {
     unpack(bytes)
 }
 
-fn plain_path(path: &Path) -> String {
-    let path = path.to_string_lossy();
-    path.rsplit_once(".ko").map_or_else(|| path.to_string(), |(stem, _)| format!("{stem}.ko"))
+fn plain_path(path: &str) -> String {
+    path.rsplit_once(".ko").map_or_else(|| path.to_owned(), |(stem, _)| format!("{stem}.ko"))
 }
 
 fn read_module_info(file: &Path, data: &[u8]) -> Result<ModuleInfo, Error> {
@@ -267,8 +303,9 @@ fn module_error(file: &Path, what: String) -> Error {
     Error::Module { file: file.to_owned(), what }
 }
 
-/// Returns every module file below `tree`, by name; ignores symlinks, which may point outside.
-fn index_modules(tree: &Path) -> Result<BTreeMap<String, PathBuf>, Error> {
+/// Returns the path below `tree` of every module file, by name; ignores symlinks, which may point outside, and names that
+/// are not UTF-8.
+fn index_modules(tree: &Path) -> Result<BTreeMap<String, String>, Error> {
     let mut found = BTreeMap::new();
     let mut dirs = vec![tree.join("kernel")];
     while let Some(dir) = dirs.pop() {
@@ -280,8 +317,9 @@ fn index_modules(tree: &Path) -> Result<BTreeMap<String, PathBuf>, Error> {
                 dirs.push(entry.path());
             } else if kind.is_file()
                 && let Some(name) = name_of(&entry.path())
+                && let Some(path) = entry.path().strip_prefix(tree).ok().and_then(Path::to_str)
             {
-                found.insert(name, entry.path());
+                found.insert(name, path.to_owned());
             }
         }
     }
@@ -289,9 +327,9 @@ fn index_modules(tree: &Path) -> Result<BTreeMap<String, PathBuf>, Error> {
 }
 
 /// Returns the names of the modules built into the kernel.
-fn read_built_in(tree: &Path) -> Result<BTreeSet<String>, Error> {
-    let path = tree.join("modules.builtin");
-    let text = fs::read_to_string(&path).map_err(io_error("read", &path))?;
+fn read_built_in(tree: &ModuleTree) -> Result<BTreeSet<String>, Error> {
+    let text = tree.read("modules.builtin")?;
+    let text = String::from_utf8_lossy(&text);
     Ok(text.lines().filter_map(|line| name_of(Path::new(line.trim()))).collect())
 }
 
@@ -318,6 +356,12 @@ mod tests {
         dir
     }
 
+    /// Returns the modules of a directory with the digests of its current files.
+    fn of(tree: &tempfile::TempDir) -> ModuleTree {
+        let dir = tree.path().to_owned();
+        ModuleTree { entry: dir.clone(), digests: Digests::of(&dir).unwrap(), dir }
+    }
+
     fn names(set: &Set) -> Vec<&str> {
         set.iter().map(|module| module.name.as_str()).collect()
     }
@@ -325,7 +369,7 @@ mod tests {
     #[test]
     fn dependencies_are_followed_and_ordered() {
         let tree = tree();
-        let set = select("6.12.95", tree.path(), &["virtio_transport".into(), "other".into()], &[], KEEP).unwrap();
+        let set = select("6.12.95", &of(&tree), &["virtio_transport".into(), "other".into()], &[], KEEP).unwrap();
         assert_eq!(names(&set), ["other", "virtio_transport", "vmw_common", "vsock"]);
         assert_eq!(set.built_in.iter().collect::<Vec<_>>(), ["virtio_pci"]);
         assert_eq!(
@@ -343,7 +387,7 @@ mod tests {
         let net = tree.path().join("kernel/net/vmw_vsock");
         let pairs = ["depends=", "alias=virtio:d00000013v*", "alias=net-pf-40", "softdep=pre: a", "softdep=post: b c"];
         fs::write(net.join("a-b.ko"), module(&pairs)).unwrap();
-        let set = select("6.12.95", tree.path(), &["a_b".into(), "vsock".into()], &[], KEEP).unwrap();
+        let set = select("6.12.95", &of(&tree), &["a_b".into(), "vsock".into()], &[], KEEP).unwrap();
         assert_eq!(set.alias_file(), "alias virtio:d00000013v* a_b\nalias net-pf-40 a_b\n");
         assert_eq!(set.softdep_file(), "softdep a_b pre: a post: b c\n");
     }
@@ -358,7 +402,7 @@ mod tests {
         let packed = writer.finish().unwrap();
         fs::write(net.join("packed.ko.xz"), &packed).unwrap();
         let data = |form| {
-            let set = select("6.12.95", tree.path(), &["packed".into()], &[], form).unwrap();
+            let set = select("6.12.95", &of(&tree), &["packed".into()], &[], form).unwrap();
             assert_eq!(names(&set), ["packed", "vsock"]);
             let module = set.iter().next().unwrap();
             (module.path.clone(), module.data.clone())
@@ -375,7 +419,7 @@ mod tests {
         let uvm = dir.path().join("nvidia-uvm.ko");
         fs::write(&nvidia, module(&["depends=vsock", "vermagic=6.12.95 SMP"])).unwrap();
         fs::write(&uvm, module(&["depends=nvidia", "vermagic=6.12.95 SMP"])).unwrap();
-        let set = select("6.12.95", tree.path(), &[], &[Extra::built(uvm.clone()), Extra::built(nvidia.clone())], KEEP)
+        let set = select("6.12.95", &of(&tree), &[], &[Extra::built(uvm.clone()), Extra::built(nvidia.clone())], KEEP)
             .unwrap();
         assert_eq!(names(&set), ["nvidia", "nvidia_uvm", "vsock"]);
         assert!(set.dependency_file().starts_with(
@@ -383,21 +427,37 @@ mod tests {
              extra/nvidia.ko: kernel/net/vmw_vsock/vsock.ko\n"
         ));
         let updates = [Extra::update(uvm), Extra::update(nvidia.clone())];
-        let set = select("6.12.95", tree.path(), &[], &updates, KEEP).unwrap();
+        let set = select("6.12.95", &of(&tree), &[], &updates, KEEP).unwrap();
         assert!(set.dependency_file().contains("\nupdates/nvidia-uvm.ko: updates/nvidia.ko kernel/"));
-        let error = select("6.12.99", tree.path(), &[], &[Extra::built(nvidia)], KEEP).unwrap_err();
+        let error = select("6.12.99", &of(&tree), &[], &[Extra::built(nvidia)], KEEP).unwrap_err();
         assert!(matches!(error, Error::WrongKernel { .. }), "{error}");
     }
 
     #[test]
     fn missing_module_is_reported_with_what_requires_it() {
         let tree = tree();
-        let unknown = select("6.12.95", tree.path(), &["nosuch".into()], &[], KEEP).unwrap_err();
+        let unknown = select("6.12.95", &of(&tree), &["nosuch".into()], &[], KEEP).unwrap_err();
         assert!(unknown.to_string().contains("nosuch (needed by the manifest)"), "{unknown}");
-        let lost = select("6.12.95", tree.path(), &["lost".into()], &[], KEEP).unwrap_err();
+        let lost = select("6.12.95", &of(&tree), &["lost".into()], &[], KEEP).unwrap_err();
         assert!(lost.to_string().contains("nowhere (needed by lost)"), "{lost}");
-        let set = select("6.12.95", tree.path(), &["virtio-pci".into()], &[], KEEP).unwrap();
+        let set = select("6.12.95", &of(&tree), &["virtio-pci".into()], &[], KEEP).unwrap();
         assert!(names(&set).is_empty());
+    }
+
+    #[test]
+    fn module_that_changed_in_the_cache_is_refused() {
+        let tree = tree();
+        let recorded = of(&tree);
+        let file = tree.path().join("kernel/net/vmw_vsock/vmw_common.ko");
+        let mut bytes = fs::read(&file).unwrap();
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        fs::write(&file, bytes).unwrap();
+        for form in [KEEP, Form::AsPackaged] {
+            let error = select("6.12.95", &recorded, &["virtio_transport".into()], &[], form).unwrap_err();
+            assert!(matches!(&error, Error::Damaged(damaged) if damaged.file == file), "{error}");
+        }
+        select("6.12.95", &recorded, &["vsock".into()], &[], KEEP).expect("the other modules are usable");
     }
 
     #[test]
@@ -406,7 +466,7 @@ mod tests {
         let net = tree.path().join("kernel/net/vmw_vsock");
         fs::write(net.join("a.ko"), module(&["depends=b"])).unwrap();
         fs::write(net.join("b.ko"), module(&["depends=a"])).unwrap();
-        let set = select("6.12.95", tree.path(), &["a".into()], &[], KEEP).unwrap();
+        let set = select("6.12.95", &of(&tree), &["a".into()], &[], KEEP).unwrap();
         assert_eq!(set.dependency_file().lines().count(), 2);
     }
 }

@@ -150,14 +150,14 @@ pub(super) fn container_modules(inputs: &Inputs) -> Report {
         outcome.remarks.extend(held.iter().map(|name| format!("left out: {name}, named by module_blacklist=")));
     }
     let blocked = |module: &str| {
-        devices::is_the_modes(module) || name::has(&params.blacklist, module) || name::has(&params.forbidden, module)
+        devices::is_gpu_driver(module) || name::has(&params.blacklist, module) || name::has(&params.forbidden, module)
     };
     for bus in devices::BUSES {
-        let undriven = devices::undriven(&inputs.root, bus);
-        if undriven.is_empty() {
+        let modaliases = devices::modaliases_without_driver(&inputs.root, bus);
+        if modaliases.is_empty() {
             continue;
         }
-        let drivers = modules.drivers(&undriven, &blocked);
+        let drivers = modules.drivers(&modaliases, &blocked);
         let drivers: Vec<&str> = drivers.iter().map(String::as_str).filter(|name| modules.has(name)).collect();
         outcome.add(load(&modules, &drivers, LoadOrder::Free, inputs));
     }

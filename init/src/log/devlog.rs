@@ -1,4 +1,4 @@
-//! `/dev/log`, where daemons' `syslog(3)` goes.
+//! `/dev/log`: receives the daemons' `syslog(3)` messages.
 //!
 //! Every process in the guest's own mount namespace may write to it; containers have
 //! their own `/dev`. PID 1 drains it in small batches, so that senders cannot block
@@ -21,13 +21,13 @@ use super::{Peer, Source};
 use crate::daemons::table::DAEMONS;
 use crate::root::Root;
 
-/// Where it is.
+/// Path of the socket.
 pub const PATH: &str = "/dev/log";
 
-/// Datagrams that may wait, as the kernel takes it for a new socket.
+/// Maximum number of queued datagrams (`net.unix.max_dgram_qlen`, read when a socket is created).
 pub const QUEUE: (&str, &str) = ("/proc/sys/net/unix/max_dgram_qlen", "512");
 
-/// Senders of whom the name is remembered.
+/// Maximum number of cached senders.
 const MOST_NAMES: usize = 16;
 
 /// How long a sender's identity is cached, µs: process ids are reused.
@@ -38,7 +38,7 @@ const CACHED_US: u64 = 1_000_000;
 pub struct DevLog {
     socket: UnixDatagram,
     root: Root,
-    /// Whom a process belongs to, as last seen, the newest last.
+    /// Identities of recent senders, newest last.
     names: Vec<(Sender, u64, Source)>,
 }
 
@@ -46,10 +46,10 @@ impl DevLog {
     /// Creates the socket with mode 0666.
     ///
     /// # Errors
-    /// A step that failed, by name.
+    /// A step failed; the error names it.
     pub fn open(root: &Root) -> Result<Self, String> {
         let path = root.path(PATH);
-        // A kernel that refuses has its own bound, which is ten.
+        // If the kernel refuses the write, its default applies, which is ten.
         let _ = fs::write(root.path(QUEUE.0), QUEUE.1);
         let failed = |what: &'static str| move |error: io::Error| format!("cannot {what} {PATH}: {error}");
         let socket =
@@ -62,13 +62,14 @@ impl DevLog {
         Ok(Self { socket: socket.into(), root: root.clone(), names: Vec::new() })
     }
 
-    /// Takes what is there, at most `most` messages.
+    /// Receives queued messages, at most `most`.
     ///
     /// # Errors
-    /// The socket cannot be read any more.
+    /// Reading from the socket failed.
     pub fn read(&mut self, now: u64, most: usize) -> io::Result<Vec<(Source, Message)>> {
         let mut messages = Vec::new();
-        // One byte of text is room for a priority and a time, and a little more.
+        // Room for the longest text with a priority and a timestamp; one more byte shows
+        // truncation.
         let mut buffer = [0; MOST_TEXT + 64];
         for _ in 0..most {
             match receive(&self.socket, &mut buffer) {
@@ -109,7 +110,7 @@ impl DevLog {
         source
     }
 
-    /// `None` if it has ended already.
+    /// Reads a process's name; `None` if the process has exited.
     fn look_up(&self, sender: Sender) -> Option<Source> {
         let pid = sender.pid?;
         let read = |file: &str| fs::read(self.root.path(&format!("/proc/{pid}/{file}")));
@@ -130,7 +131,7 @@ impl AsFd for DevLog {
 fn bind_to<F: AsFd>(socket: F, path: &Path) -> io::Result<()> {
     let address = SocketAddrUnix::new(path)?;
     match bind(&socket, &address) {
-        // A stale file of the image.
+        // A stale file from the image.
         Err(rustix::io::Errno::ADDRINUSE) => {
             fs::remove_file(path)?;
             Ok(bind(&socket, &address)?)
@@ -139,7 +140,7 @@ fn bind_to<F: AsFd>(socket: F, path: &Path) -> io::Result<()> {
     }
 }
 
-/// The daemon of a process, from its `/proc/PID/cgroup`.
+/// Returns the daemon of a process, from `/proc/PID/cgroup`.
 fn daemon_of(text: &str) -> Option<&'static str> {
     let group = text.lines().find_map(|line| line.strip_prefix("0::/firstlight/"))?;
     let name = group.split('/').next()?;

@@ -25,25 +25,25 @@ pub enum Source {
     Kmsg,
     /// A daemon, by its outputs or `/dev/log`.
     Daemon(&'static str),
-    /// A daemon's log file, which what else it writes does not drown.
+    /// A daemon's log file, with a budget apart from the daemon's other output.
     DaemonFile(&'static str),
     /// Another process that writes to `/dev/log`.
     Peer(Peer),
 }
 
-/// Who writes to `/dev/log`, as the kernel knows it.
+/// Credentials of a sender to `/dev/log`, from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// The process.
+    /// The process id.
     pub pid: i32,
-    /// Its user.
+    /// The user id.
     pub user: u32,
-    /// Its program's name, which it can choose.
+    /// The program's name (`comm`), which the process can change.
     pub program: String,
 }
 
 impl Source {
-    /// The word on the console.
+    /// Returns the source's name as printed on the console.
     #[must_use]
     pub fn name(&self) -> String {
         match self {
@@ -69,13 +69,13 @@ impl Forwarder {
         self.limiter.take(now, source).then(|| LogLine { at_us, level, source: source.name(), text })
     }
 
-    /// When [`Forwarder::dropped_lines`] has something to say, µs.
+    /// Returns when [`Forwarder::dropped_lines`] has a report, µs.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         self.limiter.next_deadline()
     }
 
-    /// What was left out, where that is due; with `all`, whether it is or not.
+    /// Returns reports of dropped lines that are due; with `all`, every one.
     pub fn dropped_lines(&mut self, now: u64, all: bool) -> Vec<LogLine> {
         let rows = self.limiter.take_dropped(now, all).into_iter();
         rows.map(|DroppedLines { name, lines, since }| {

@@ -1,25 +1,24 @@
-//! What programs send to `/dev/log`: `<PRIORITY>Nov 21 18:40:02 program[7]: text`,
-//! more or less (RFC 3164).
+//! Parser of messages to `/dev/log`: roughly `<PRIORITY>Nov 21 18:40:02 program[7]: text` (RFC
+//! 3164).
 
 use firstlight_boot_record::{Level, sanitize};
 
-/// What is shown of a message, bytes.
+/// Maximum number of bytes of a message that are logged.
 pub const MOST_TEXT: usize = 1024;
 
-/// The greatest priority: facility 23, level 7.
+/// The highest valid priority: facility 23, level 7.
 const MOST_PRIORITY: u32 = 191;
 
 /// One message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// How grave it says it is.
+    /// The message's severity.
     pub level: Level,
-    /// The text, clean.
+    /// The text, without timestamp and line ends.
     pub text: String,
 }
 
-/// Reads a datagram, of which the first bytes are `bytes`, and `length` is how long it was.
-/// `None` if there is nothing in it.
+/// Parses a datagram, given its first bytes and its full length. Returns `None` if it has no text.
 #[must_use]
 pub fn parse(bytes: &[u8], length: usize) -> Option<Message> {
     let (level, rest) = match priority(bytes) {
@@ -28,7 +27,7 @@ pub fn parse(bytes: &[u8], length: usize) -> Option<Message> {
     };
     let rest = without_time(rest);
     let shown = rest.get(..MOST_TEXT).unwrap_or(rest);
-    // Some programs send the zero byte at their string's end, or a line's end.
+    // Some programs append a zero byte or a newline.
     let text = shown.trim_ascii_end();
     let text = text.strip_suffix(b"\0").unwrap_or(text).trim_ascii_end();
     if text.is_empty() {
@@ -42,7 +41,7 @@ pub fn parse(bytes: &[u8], length: usize) -> Option<Message> {
     Some(Message { level, text })
 }
 
-/// `<N>` at the beginning, N at most [`MOST_PRIORITY`], and what follows.
+/// Parses `<N>` at the start, with N at most [`MOST_PRIORITY`]; returns N and the rest.
 fn priority(bytes: &[u8]) -> Option<(u32, &[u8])> {
     let rest = bytes.strip_prefix(b"<")?;
     let end = rest.iter().take(4).position(|byte| *byte == b'>')?;
@@ -51,7 +50,7 @@ fn priority(bytes: &[u8]) -> Option<(u32, &[u8])> {
     (number <= MOST_PRIORITY).then_some((number, rest.get(end + 1..).unwrap_or_default()))
 }
 
-/// Removes a timestamp such as `Nov 21 18:40:02 `: the line gets a better one, from the monotonic clock.
+/// Removes a timestamp such as `Nov 21 18:40:02 `; the line gets one from the monotonic clock.
 fn without_time(bytes: &[u8]) -> &[u8] {
     const SHAPE: &[u8] = b"Aaa _0 00:00:00 ";
     let fits = |(byte, shape): (&u8, &u8)| match shape {
@@ -111,7 +110,7 @@ mod tests {
         let long = [b"<14>".to_vec(), vec![b'x'; 3000]].concat();
         let (_, text) = read(&long);
         assert!(text.len() < MOST_TEXT + 30 && text.ends_with(&format!("[{} bytes more]", 3000 - MOST_TEXT)), "{text}");
-        // What did not even fit into the buffer counts too.
+        // Bytes that did not fit into the buffer count too.
         assert!(parse(&long, 10_000).unwrap().text.ends_with(&format!("[{} bytes more]", 10_000 - 4 - MOST_TEXT)));
     }
 
@@ -132,7 +131,7 @@ mod tests {
         ) {
             let bytes = [head.into_bytes(), bytes].concat();
             if let Some(message) = parse(&bytes, bytes.len() + more) {
-                // A byte that is shown as `\u{e007f}` was four bytes; one that is shown as `\x1b` was one.
+                // A byte shown as `\u{e007f}` was four bytes; one shown as `\x1b` was one.
                 prop_assert!(message.text.len() <= 4 * MOST_TEXT + 30, "{}", message.text.len());
                 prop_assert!(!message.text.chars().any(char::is_control));
                 prop_assert!(more == 0 || message.text.ends_with(" bytes more]"));

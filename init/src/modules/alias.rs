@@ -1,12 +1,12 @@
-//! `modules.alias`: which modules drive a device, by what the device says it is.
+//! `modules.alias`: the modules that drive a device, by the device's modalias.
 
 use super::glob::matches;
 
-/// The longest text of a device that is looked up, bytes. It comes from the
-/// host, which makes the devices; the kernel's own are below 100.
+/// Maximum length of a modalias in bytes. It is controlled by the host, which defines the devices;
+/// those of the kernel are below 100.
 pub const LONGEST: usize = 256;
 
-/// Patterns and modules of the list's lines, `alias PATTERN MODULE` each.
+/// Patterns and modules of the lines `alias PATTERN MODULE`.
 pub fn lines(list: &str) -> impl Iterator<Item = (&str, &str)> {
     list.lines().filter_map(|line| {
         let mut words = line.strip_prefix("alias ")?.split_ascii_whitespace();
@@ -17,7 +17,7 @@ pub fn lines(list: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// The modules that drive any of the devices, each once, in the list's order.
+/// Returns the modules that drive any of the devices, without duplicates, in the list's order.
 #[must_use]
 pub fn find<'a>(list: impl Iterator<Item = (&'a str, &'a str)>, devices: &[String]) -> Vec<&'a str> {
     let mut found: Vec<&str> = Vec::new();

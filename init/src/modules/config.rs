@@ -1,5 +1,4 @@
-//! `modprobe.d`: what the image says about modules, and the lists of the same
-//! language that `depmod` writes.
+//! `modprobe.d`: the image's configuration of modules, and `depmod`'s lists in the same syntax.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -9,48 +8,48 @@ use super::glob::matches;
 use super::name::{has, same};
 use crate::root::Root;
 
-/// The directories, in the order of modprobe.d(5): a file hides those of the same
-/// name in later directories.
+/// Configuration directories in the order of modprobe.d(5): a file hides files of the same name in
+/// later directories.
 pub const DIRECTORIES: &[&str] =
     &["/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d"];
 
-/// Longer lines are no configuration.
+/// Maximum length of a line in bytes; longer ones are reported and ignored.
 const LONGEST_LINE: usize = 8 << 10;
 
-/// The maximum number of complaints.
+/// Maximum number of reported problems.
 const MOST_COMPLAINTS: usize = 16;
 
-/// What is read of one file, bytes.
+/// Maximum number of bytes that are read of one file.
 const LARGEST: u64 = 1 << 20;
 
-/// Modules that are to be there before and after another, if they can be had.
+/// Soft dependencies of a module.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SoftDependency {
-    /// Whose they are: a name, or a pattern of names.
+    /// The module: a name, or a pattern of names.
     pub module: String,
-    /// Loaded before it.
+    /// Modules loaded before it.
     pub before: Vec<String>,
-    /// Loaded after it.
+    /// Modules loaded after it.
     pub after: Vec<String>,
 }
 
-/// Everything that was said.
+/// The parsed configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Config {
-    /// Patterns and what they stand for.
+    /// Alias patterns with their modules.
     pub aliases: Vec<(String, String)>,
-    /// Modules and what they are loaded with.
+    /// Modules with their parameters (`options`).
     pub options: Vec<(String, String)>,
-    /// Modules that no alias loads.
+    /// Modules that are not loaded by alias (`blacklist`).
     pub blacklist: Vec<String>,
     /// `softdep` lines.
     pub soft_dependencies: Vec<SoftDependency>,
-    /// What is in the files and is not followed, each once.
+    /// Unsupported or invalid lines, each reported once.
     pub complaints: Vec<String>,
 }
 
-/// A line of `softdep` without that word: `NAME pre: A B post: C`. Names may
-/// have commas between them: NVIDIA's driver says `pre: ecdh_generic,ecdsa_generic`.
+/// Parses the arguments of `softdep`: `NAME pre: A B post: C`. Names may be separated by commas, as
+/// in NVIDIA's `pre: ecdh_generic,ecdsa_generic`.
 #[must_use]
 pub fn parse_softdep(text: &str) -> Option<SoftDependency> {
     let apart = |c: char| c.is_ascii_whitespace() || c == ',';
@@ -63,14 +62,14 @@ pub fn parse_softdep(text: &str) -> Option<SoftDependency> {
             ("post:", _) => before = Some(false),
             (name, Some(true)) => soft.before.push(name.to_owned()),
             (name, Some(false)) => soft.after.push(name.to_owned()),
-            // Neither before nor after.
+            // A name before `pre:` or `post:` makes the line invalid.
             (_, None) => return None,
         }
     }
     Some(soft)
 }
 
-/// The lines as they are meant: one that ends with `\` goes on in the next.
+/// Returns logical lines: a line that ends with `\` continues in the next.
 fn lines(text: &str) -> impl Iterator<Item = (usize, String)> {
     let mut rest = text.lines().enumerate();
     std::iter::from_fn(move || {
@@ -85,8 +84,8 @@ fn lines(text: &str) -> impl Iterator<Item = (usize, String)> {
 }
 
 impl Config {
-    /// Reads the image's directories, those below the directory `place`, and then
-    /// `list`, which `depmod` wrote.
+    /// Reads the image's directories, then those below the directory `place`, then `list`, which
+    /// `depmod` wrote.
     #[must_use]
     pub fn read(root: &Root, place: &str, list: &Path) -> Self {
         let mut files: Vec<(String, PathBuf)> = Vec::new();
@@ -116,7 +115,7 @@ impl Config {
         config
     }
 
-    /// Takes the text of one file.
+    /// Parses the text of one file.
     pub fn take(&mut self, text: &str, file: &str) {
         for (number, line) in lines(text) {
             let line = line.trim();
@@ -136,7 +135,7 @@ impl Config {
         }
     }
 
-    /// What is wrong with the line, if anything is.
+    /// Parses a line; returns the problem, if there is one.
     fn take_line(&mut self, word: &str, rest: &str, malformed: bool) -> Option<String> {
         let pair =
             || rest.split_once(|c: char| c.is_ascii_whitespace()).map(|(a, b)| (a.to_owned(), b.trim().to_owned()));
@@ -161,14 +160,14 @@ impl Config {
                 Some(soft) => self.soft_dependencies.push(soft),
                 None => return bad(),
             },
-            // Only who makes an image asks for these.
+            // Commands that only matter when an image is built.
             "weakdep" => {}
             _ => return bad(),
         }
         None
     }
 
-    /// What a module is loaded with.
+    /// Returns the parameters of a module.
     #[must_use]
     pub fn options(&self, module: &str) -> String {
         let mine = self.options.iter().filter(|(name, _)| same(name, module));
@@ -181,14 +180,14 @@ impl Config {
         self.soft_dependencies.iter().find(|soft| matches(&soft.module, module))
     }
 
-    /// Whether no alias loads this module.
+    /// Returns whether a module is not loaded by alias.
     #[must_use]
     pub fn blacklisted(&self, module: &str) -> bool {
         has(&self.blacklist, module)
     }
 }
 
-/// The text of a file, or as much as `most` bytes of it.
+/// Reads a file, at most `most` bytes of it.
 pub(super) fn text_of(path: &Path, most: u64) -> std::io::Result<String> {
     let file = File::open(path)?;
     let mut bytes =
@@ -252,11 +251,11 @@ mod tests {
         assert_eq!(config.options("x"), "from=etc from=c");
         assert_eq!(config.soft_dependencies("x").unwrap().before, ["last"]);
         assert!(config.complaints[0].contains("b.conf"), "{:?}", config.complaints);
-        // The image's word comes before depmod's.
+        // The image's configuration takes precedence over depmod's.
         fs::write(root.path("/etc/modprobe.d/a.conf"), "softdep x pre: first").unwrap();
         let config = Config::read(&root, "", &root.path("/list/modules.softdep"));
         assert_eq!(config.soft_dependencies("x").unwrap().before, ["first"]);
-        // What is below another place comes after all of the image's, and a file of the image hides it.
+        // Configuration below another directory follows the image's, whose files hide it.
         for (at, text) in [("a.conf", "options x from=hidden"), ("d.conf", "options x from=d")] {
             let path = root.path("/ext/etc/modprobe.d").join(at);
             fs::create_dir_all(path.parent().unwrap()).unwrap();

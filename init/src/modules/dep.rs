@@ -1,32 +1,30 @@
-//! `modules.dep`: which file a module is, and which files it needs.
+//! `modules.dep`: the file of each module, and the files of its dependencies.
 
 use super::name::{fold, same, stem};
 
-/// Where the line of each module begins, found by the module's name.
+/// An index of the lines of `modules.dep` by module name.
 ///
-/// A distribution's kernel has thousands of lines and an image wants dozens of
-/// modules, so the list is gone through once. The table holds numbers only:
-/// names are where they were, in the text.
+/// A distribution's kernel has thousands of lines and an image needs dozens of modules, so the text
+/// is scanned once. The hash table holds offsets into the text only.
 #[derive(Debug, Default)]
 pub struct Dependencies {
     text: String,
-    /// One more than the place of a line, 0 for none; a power of two of them.
+    /// Line index plus one, 0 for an empty slot; the length is a power of two.
     table: Vec<u32>,
 }
 
-/// One module's line.
+/// The line of one module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Line<'a> {
-    /// Where it begins: no two lines begin at one place.
+    /// Offset of the line in the text, which identifies the line.
     pub at: usize,
-    /// The module's file, below the directory of the list.
+    /// The module's file, relative to the directory of `modules.dep`.
     pub file: &'a str,
     needs: &'a str,
 }
 
 impl<'a> Line<'a> {
-    /// The files of what it needs, in the order in which they can be loaded:
-    /// `depmod` lists them with the last one to be loaded first.
+    /// The files of the module's dependencies in load order; `depmod` writes them in reverse.
     pub fn needs(&self) -> impl Iterator<Item = &'a str> + use<'a> {
         self.needs.split_ascii_whitespace().rev()
     }
@@ -40,7 +38,7 @@ fn hash(name: &str) -> usize {
 }
 
 impl Dependencies {
-    /// Takes the list's text.
+    /// Indexes the text of `modules.dep`.
     #[must_use]
     pub fn new(text: String) -> Self {
         let mut this = Self { text, table: Vec::new() };
@@ -49,10 +47,10 @@ impl Dependencies {
         let mut at = 0;
         while at < this.text.len() {
             let end = this.text[at..].find('\n').map_or(this.text.len(), |length| at + length);
-            // A list of 4 GiB is none.
+            // Offsets have 32 bits; a text of 4 GiB or more is ignored.
             if let (Some(line), Ok(mark)) = (this.line(at), u32::try_from(at + 1)) {
                 let mut slot = hash(stem(line.file)) & (table.len() - 1);
-                // Half of the table stays free.
+                // At most half of the slots are used.
                 while table[slot] != 0 {
                     slot = (slot + 1) & (table.len() - 1);
                 }
@@ -71,7 +69,7 @@ impl Dependencies {
         Some(Line { at, file, needs })
     }
 
-    /// The line of a module; the first one, if it has several.
+    /// Returns the line of a module; the first one if there are several.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<Line<'_>> {
         let last = self.table.len().checked_sub(1)?;

@@ -7,24 +7,23 @@ use std::path::Path;
 use super::alias::LONGEST;
 use crate::root::Root;
 
-/// The buses that are looked at, in this order: a driver of one may bring
-/// devices on a later one.
+/// The buses to scan, in this order: a driver of one may create devices on a later one.
 pub const BUSES: &[&str] = &["pci", "virtio", "auxiliary"];
 
-/// Different devices of one bus that are looked up.
+/// Maximum number of different modaliases per bus.
 const MOST: usize = 256;
 
-/// GPUs' drivers: the mode decides about them, not the bus.
+/// GPU drivers: these are loaded by the guest mode's units, not by modalias.
 #[must_use]
-pub fn is_the_modes(module: &str) -> bool {
+pub fn is_gpu_driver(module: &str) -> bool {
     module.starts_with("nvidia") || ["nouveau", "nova_core", "nova-core", "nova_drm", "nova-drm"].contains(&module)
 }
 
-/// What the devices of a bus that have no driver say they are, each text once
-/// and in order, so that one guest loads as the next does. A text that no
-/// device of the kernel's would have is left out.
+/// Returns the modaliases of the bus's devices without a driver, sorted and without duplicates, so
+/// that equal guests load modules in the same order. Modaliases that the kernel would not generate
+/// are skipped.
 #[must_use]
-pub fn undriven(root: &Root, bus: &str) -> Vec<String> {
+pub fn modaliases_without_driver(root: &Root, bus: &str) -> Vec<String> {
     let Ok(entries) = fs::read_dir(root.path("/sys/bus").join(bus).join("devices")) else { return Vec::new() };
     let mut found: Vec<String> = Vec::new();
     for entry in entries.flatten() {
@@ -75,12 +74,12 @@ mod tests {
         plant("0000:00:07.0", b"pci:a b\n");
         plant("0000:00:08.0", b"\n");
         fs::create_dir_all(root.path("/sys/bus/pci/devices/0000:00:09.0")).unwrap();
-        assert_eq!(undriven(&root, "pci"), ["pci:v1", "pci:v2"]);
-        assert_eq!(undriven(&root, "virtio"), [""; 0]);
+        assert_eq!(modaliases_without_driver(&root, "pci"), ["pci:v1", "pci:v2"]);
+        assert_eq!(modaliases_without_driver(&root, "virtio"), [""; 0]);
         for at in 0..MOST * 2 {
             plant(&format!("0001:00:{at:x}"), format!("pci:many{at}").as_bytes());
         }
-        assert_eq!(undriven(&root, "pci").len(), MOST);
-        assert!(is_the_modes("nvidia_drm") && is_the_modes("nouveau") && !is_the_modes("nvme"));
+        assert_eq!(modaliases_without_driver(&root, "pci").len(), MOST);
+        assert!(is_gpu_driver("nvidia_drm") && is_gpu_driver("nouveau") && !is_gpu_driver("nvme"));
     }
 }

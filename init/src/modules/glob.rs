@@ -1,18 +1,18 @@
-//! Patterns as `modules.alias` has them: those of the shell.
+//! Shell patterns, as in `modules.alias`.
 
 use super::name::fold;
 
-/// Whether the whole of `text` is what `pattern` means.
+/// Returns whether `pattern` matches the whole of `text`.
 ///
-/// `*` is anything, `?` one byte, `[a-z]` one of a class, `[!a-z]` one outside
-/// it, and `-` and `_` are the same outside classes. A class without an end
-/// matches nothing. Only the last `*` is ever tried again, so this takes at most the
-/// product of both lengths, and no stack.
+/// `*` matches any string, `?` one byte, `[a-z]` one byte of a class, `[!a-z]` one byte outside of
+/// it. Outside of classes `-` and `_` are equal. A class without an end matches nothing. Only the
+/// last `*` is ever retried, so the run time is at most proportional to the product of both
+/// lengths, without recursion.
 #[must_use]
 pub fn matches(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
     let (mut in_pattern, mut in_text) = (0, 0);
-    // Behind the last star, and where the text went on that time.
+    // Positions after the last star: in the pattern, and in the text at its last attempt.
     let mut star: Option<(usize, usize)> = None;
     loop {
         let rest = pattern.get(in_pattern..).unwrap_or_default();
@@ -37,7 +37,7 @@ pub fn matches(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// How much of the pattern stands for this byte, if its beginning does.
+/// Returns the length of the pattern's first element if it matches this byte.
 fn one(pattern: &[u8], byte: u8) -> Option<usize> {
     match *pattern {
         [] => None,
@@ -48,14 +48,14 @@ fn one(pattern: &[u8], byte: u8) -> Option<usize> {
     }
 }
 
-/// The length of a class that has this byte.
+/// Returns the length of the class at the pattern's start if the class contains this byte.
 fn class(pattern: &[u8], byte: u8) -> Option<usize> {
     let not = matches!(pattern.get(1), Some(b'!' | b'^'));
     let first = if not { 2 } else { 1 };
     let (mut at, mut has) = (first, false);
     loop {
         match *pattern.get(at..)? {
-            // Directly behind the bracket it is a member.
+            // A `]` directly after the opening bracket is a member.
             [b']', ..] if at > first => return (has != not).then_some(at + 1),
             [low, b'-', high, ..] if high != b']' => {
                 has |= (low..=high).contains(&byte);
@@ -103,12 +103,12 @@ mod tests {
 
     #[test]
     fn many_stars_do_not_take_for_ever() {
-        // Tried again star by star this would take 2^40 steps.
+        // With backtracking at each star this would take 2^40 steps.
         let (pattern, text) = ("a*".repeat(100) + "b", "a".repeat(256));
         assert!(!matches(&pattern, &text));
     }
 
-    /// What it means, without a thought for time.
+    /// Reference implementation by recursion, of exponential run time.
     fn plainly(pattern: &[u8], text: &[u8]) -> bool {
         match pattern {
             [] => text.is_empty(),

@@ -1,4 +1,4 @@
-//! Loads a set of modules, those at once that do not need each other.
+//! Loads a set of modules, independent ones concurrently.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -12,21 +12,21 @@ use super::order::{Next, Node, State, next, width};
 use crate::clock::now_us;
 use crate::root::Root;
 
-/// `MODULE_INIT_COMPRESSED_FILE`: the kernel unpacks the file itself.
+/// `MODULE_INIT_COMPRESSED_FILE`: the kernel decompresses the file.
 const COMPRESSED: i32 = 4;
 
-/// Threads at most: beyond that modules wait for each other in the kernel.
+/// Maximum number of threads; more would wait for each other in the kernel.
 const MOST: usize = 4;
 
-/// Stack of a helper. Address space, not memory.
+/// Stack size of a helper thread in bytes (address space, not memory).
 const STACK: usize = 128 << 10;
 
-/// What became of a set.
+/// The result of loading a set.
 #[derive(Debug, Default)]
 pub(super) struct Done {
-    /// In the order in which they came, with µs for each.
+    /// Loaded modules in order of completion, with the duration in microseconds.
     pub(super) loaded: Vec<(String, u64)>,
-    /// By place in the set.
+    /// Errors, with the module's index in the set.
     pub(super) failed: Vec<(usize, ModuleError)>,
 }
 
@@ -35,7 +35,7 @@ struct Shared {
     done: Done,
 }
 
-/// How many threads are of use here.
+/// Returns the useful number of threads for this set.
 pub(super) fn threads() -> usize {
     let processors = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
     usize::try_from(processors).unwrap_or(1).clamp(1, MOST)
@@ -45,8 +45,8 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Loads all of them on at most that many threads, this one included. `insert`
-/// says whether it had anything to do.
+/// Loads all modules on at most that many threads, including the calling one. `insert` returns
+/// `false` if the module was already loaded.
 pub(super) fn run(
     nodes: Vec<Node>,
     threads: usize,
@@ -54,29 +54,29 @@ pub(super) fn run(
 ) -> (Vec<Node>, Done) {
     let helpers = threads.min(width(&nodes)).saturating_sub(1);
     let shared = Mutex::new(Shared { nodes, done: Done::default() });
-    let turned = Condvar::new();
+    let changed = Condvar::new();
     thread::scope(|scope| {
         for _ in 0..helpers {
-            // One that cannot be had is no loss: this thread does it all.
-            let work = || work(&shared, &turned, insert);
+            // If a helper thread cannot be created, the remaining threads load its share.
+            let work = || work(&shared, &changed, insert);
             drop(Builder::new().name("modules".to_owned()).stack_size(STACK).spawn_scoped(scope, work));
         }
-        work(&shared, &turned, insert);
+        work(&shared, &changed, insert);
     });
     let Shared { nodes, done } = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
     (nodes, done)
 }
 
-fn work(shared: &Mutex<Shared>, turned: &Condvar, insert: &(dyn Fn(&Node) -> Result<bool, ModuleError> + Sync)) {
+fn work(shared: &Mutex<Shared>, changed: &Condvar, insert: &(dyn Fn(&Node) -> Result<bool, ModuleError> + Sync)) {
     let mut all = lock(shared);
     loop {
         let (at, result) = match next(&all.nodes) {
             Next::Finished => return,
             Next::Wait => {
-                all = turned.wait(all).unwrap_or_else(PoisonError::into_inner);
+                all = changed.wait(all).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            Next::Lost(at, need) => {
+            Next::DependencyFailed(at, need) => {
                 let name = |at: usize| all.nodes.get(at).map(|node| node.name.clone()).unwrap_or_default();
                 (at, Err(ModuleError::Needs { name: name(at), need: name(need) }))
             }
@@ -95,13 +95,13 @@ fn work(shared: &Mutex<Shared>, turned: &Condvar, insert: &(dyn Fn(&Node) -> Res
             Ok(loaded) => all.done.loaded.extend(loaded),
             Err(error) => all.done.failed.push((at, error)),
         }
-        turned.notify_all();
+        changed.notify_all();
     }
 }
 
-/// Has the kernel load a file; `false` if it has it already.
+/// Asks the kernel to load a file; returns `false` if the module is already loaded.
 pub(super) fn insert(root: &Root, name: &str, file: &Path, params: &str) -> Result<bool, ModuleError> {
-    // Those that are built in have a directory there too, but no state.
+    // Built-in modules have a directory in `/sys/module` too, but no `initstate`.
     let state = root.path("/sys/module").join(name.replace('-', "_")).join("initstate");
     if fs::read(state).is_ok_and(|state| state.starts_with(b"live")) {
         return Ok(false);

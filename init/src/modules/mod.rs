@@ -1,9 +1,9 @@
-//! Kernel modules: found through the lists that `depmod` writes, configured by
-//! `modprobe.d`, loaded by `finit_module`. `modprobe` is not needed.
+//! Kernel modules: found by the lists that `depmod` writes, configured by `modprobe.d`, loaded by
+//! `finit_module`. `modprobe` is not needed.
 //!
-//! * [`dep`]: files and what they need; [`alias`] with [`glob`]: who drives a device; [`config`]: `modprobe.d`
-//! * [`order`]: what comes after what, as a pure function; [`load`]: threads and the system call
-//! * [`devices`]: what is on the buses and has no driver
+//! * [`dep`]: files and dependencies; [`alias`] with [`glob`]: modules by modalias; [`config`]: `modprobe.d`
+//! * [`order`]: the load order, as a pure function; [`load`]: threads and the system call
+//! * [`devices`]: devices without a driver
 
 pub mod alias;
 pub mod config;
@@ -24,43 +24,43 @@ use self::name::{has, same, stem};
 use self::order::{Node, mark_requested};
 use crate::root::Root;
 
-/// Why a module is not there.
+/// Why a module could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
-    /// Neither a file nor built in.
+    /// The module has no file and is not built into the kernel.
     #[error("module {name} is neither in {index} nor built into the kernel; add it to the image")]
     Unknown {
-        /// The module.
+        /// The module's name.
         name: String,
-        /// Where it was looked for.
+        /// The list that was searched.
         index: PathBuf,
     },
-    /// Another that it needs was not loaded.
+    /// A hard dependency could not be loaded.
     #[error("module {name} was not loaded because {need}, which it needs, was not")]
     Needs {
-        /// The module.
+        /// The module's name.
         name: String,
-        /// What it needs.
+        /// The dependency's name.
         need: String,
     },
-    /// Its file could not be opened.
+    /// The module's file could not be opened.
     #[error("module {name}: cannot open {file}: {source}; the image's modules.dep and its files do not match")]
     Open {
-        /// The module.
+        /// The module's name.
         name: String,
-        /// Its file.
+        /// The file.
         file: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel did not take it.
+    /// The kernel refused to load the module.
     #[error("module {name}: the kernel did not load {file}: {source}; {}", hint(source, *.compressed))]
     Load {
-        /// The module.
+        /// The module's name.
         name: String,
-        /// Its file.
+        /// The file.
         file: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
         /// Whether the file is compressed.
         compressed: bool,
@@ -86,33 +86,34 @@ fn hint(error: &io::Error, compressed: bool) -> &'static str {
     }
 }
 
-/// Larger lists are no lists, bytes: those of a distribution's kernel are below 2 MiB.
+/// Maximum size of a list in bytes; those of distribution kernels are below 2 MiB.
 const LARGEST: u64 = 16 << 20;
 
-/// Whether modules that do not need each other may be loaded at once.
+/// Whether independent modules may be loaded concurrently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadOrder {
-    /// In any order, concurrently.
+    /// Independent modules are loaded concurrently, in any order.
     Free,
-    /// Sequentially.
+    /// Modules are loaded one after the other.
     InOrder,
 }
 
-/// What became of those that were asked for.
+/// The result of loading the requested modules.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Loaded now, in this order, with µs for each: they and what they need.
+    /// Modules that were loaded now, in this order, with the duration in microseconds; dependencies
+    /// included.
     pub loaded: Vec<(String, u64)>,
-    /// Part of the kernel.
+    /// Requested modules that are built into the kernel.
     pub built_in: Vec<String>,
     /// Missing soft dependencies and ignored configuration lines.
     pub remarks: Vec<String>,
-    /// What is missing.
+    /// Requested modules that could not be loaded.
     pub errors: Vec<ModuleError>,
 }
 
 impl Outcome {
-    /// All of it in one sentence, but for the errors.
+    /// Describes the result without the errors, in one line.
     #[must_use]
     pub fn detail(&self) -> String {
         let mut parts = Vec::new();
@@ -125,7 +126,7 @@ impl Outcome {
         parts.join("; ")
     }
 
-    /// Takes what came after.
+    /// Appends a later result.
     pub fn add(&mut self, later: Self) {
         self.loaded.extend(later.loaded);
         self.built_in.extend(later.built_in);
@@ -133,10 +134,10 @@ impl Outcome {
         self.errors.extend(later.errors);
     }
 
-    /// The sentence, or what is missing and the sentence.
+    /// Returns the description; or, if there are errors, the errors followed by the description.
     ///
     /// # Errors
-    /// Something is missing.
+    /// A requested module could not be loaded.
     pub fn to_result(&self) -> Result<String, String> {
         if self.errors.is_empty() {
             return Ok(self.detail());
@@ -147,38 +148,37 @@ impl Outcome {
     }
 }
 
-/// The modules of one kernel, and what the image says about them.
+/// The module lists of one kernel release, with the image's configuration.
 #[derive(Debug)]
 pub struct Modules {
     root: Root,
     dir: PathBuf,
     dependencies: Dependencies,
-    /// What `modprobe.d` says.
+    /// The configuration from `modprobe.d`.
     pub config: Config,
-    /// Read when they are needed, which is seldom.
+    /// `modules.alias` and `modules.builtin`, read on first use, which is rare.
     aliases: OnceLock<String>,
     built_in: OnceLock<String>,
 }
 
-/// A set that is being put together.
+/// A set of modules during its construction.
 #[derive(Debug, Default)]
 struct Set {
     nodes: Vec<Node>,
-    /// Where each node's line begins.
+    /// Offset of each node's line in `modules.dep`.
     lines: Vec<Option<usize>>,
     outcome: Outcome,
 }
 
 impl Modules {
-    /// Reads the lists of `release`. Missing lists are empty ones: a kernel
-    /// without modules has none.
+    /// Reads the lists of a kernel release. Missing lists count as empty: a kernel without modules
+    /// has none.
     #[must_use]
     pub fn read(root: &Root, release: &str) -> Self {
         Self::read_at(root, "", release)
     }
 
-    /// The same of lists that are below the directory `place`, with what
-    /// `modprobe.d` says there too.
+    /// Reads the lists and `modprobe.d` below the directory `place`.
     #[must_use]
     pub fn read_at(root: &Root, place: &str, release: &str) -> Self {
         let dir = root.path(&format!("{place}/lib/modules")).join(release);
@@ -188,7 +188,7 @@ impl Modules {
         Self { root: root.clone(), dir, dependencies, config, aliases, built_in }
     }
 
-    /// Whether the image brings modules at all.
+    /// Returns whether the image has modules for this kernel.
     #[must_use]
     pub fn any(root: &Root, release: &str) -> bool {
         let list = root.path("/lib/modules").join(release).join("modules.dep");
@@ -199,20 +199,20 @@ impl Modules {
         text_of(&self.dir.join(name), LARGEST).unwrap_or_default()
     }
 
-    /// Whether a module has a file.
+    /// Returns whether a module has a file.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.dependencies.find(name).is_some()
     }
 
-    /// Whether a module is part of the kernel.
+    /// Returns whether a module is built into the kernel.
     #[must_use]
     pub fn built_in(&self, name: &str) -> bool {
         self.built_in.get_or_init(|| self.list("modules.builtin")).lines().any(|line| same(stem(line), name))
     }
 
-    /// The modules that drive devices, by what these say they are: those that
-    /// `modprobe.d` gives, or else those of the list. None that `blocked` holds back.
+    /// Returns the modules that drive devices with these modaliases: by the aliases of
+    /// `modprobe.d`, otherwise by `modules.alias`; without those that `blocked` excludes.
     #[must_use]
     pub fn drivers(&self, devices: &[String], blocked: &dyn Fn(&str) -> bool) -> Vec<String> {
         let configured = || self.config.aliases.iter().map(|(pattern, module)| (pattern.as_str(), module.as_str()));
@@ -232,7 +232,7 @@ impl Modules {
         names
     }
 
-    /// The modules that a name means: itself, or those that it is an alias of.
+    /// Resolves a name: to itself, or to the modules of which it is an alias.
     #[must_use]
     pub fn resolve(&self, name: &str, blocked: &dyn Fn(&str) -> bool) -> Vec<String> {
         let aliased = self.config.aliases.iter().any(|(pattern, _)| glob::matches(pattern, name));
@@ -243,7 +243,8 @@ impl Modules {
         if found.is_empty() { vec![name.to_owned()] } else { found }
     }
 
-    /// Loads modules with their hard and soft dependencies. `params` gives what each is loaded with.
+    /// Loads modules with their hard and soft dependencies. `params` returns the parameters of each
+    /// module.
     pub fn load(&self, names: &[&str], order: LoadOrder, params: &(dyn Fn(&str) -> String + Sync)) -> Outcome {
         let set = self.set(names, order);
         let threads = if order::width(&set.nodes) > 1 { load::threads() } else { 1 };
@@ -261,8 +262,8 @@ impl Modules {
         outcome
     }
 
-    /// Puts the set together: a list of what is still to be looked at, so that
-    /// cycles and long chains in a file cost no stack.
+    /// Builds the set with an explicit work list, so that cycles and long dependency chains in a
+    /// file use no stack.
     fn set(&self, names: &[&str], order: LoadOrder) -> Set {
         let mut set = Set::default();
         let mut before = None;
@@ -292,7 +293,7 @@ impl Modules {
         set
     }
 
-    /// A module's place in the set, which it is added to.
+    /// Returns a module's index in the set; adds it first if needed.
     fn place(&self, set: &mut Set, name: &str) -> Option<usize> {
         let line = self.dependencies.find(name)?;
         Some(set.lines.iter().position(|known| *known == Some(line.at)).unwrap_or_else(|| {
@@ -311,7 +312,7 @@ impl Modules {
         let mut last = None;
         for file in line.needs() {
             let place = self.place(set, stem(file)).unwrap_or_else(|| {
-                // Without a line of its own it needs what was listed before it.
+                // A file without a line of its own depends on the file listed before it.
                 let known = set.nodes.iter().position(|node| node.file == file);
                 known.unwrap_or_else(|| {
                     set.lines.push(None);

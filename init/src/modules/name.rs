@@ -1,22 +1,22 @@
-//! Names of modules: `-` and `_` are the same in them.
+//! Module names, in which `-` and `_` are equal.
 
 pub(super) fn fold(byte: u8) -> u8 {
     if byte == b'-' { b'_' } else { byte }
 }
 
-/// Whether two names are one module's.
+/// Returns whether two names denote the same module.
 #[must_use]
 pub fn same(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).all(|(a, b)| fold(a) == fold(b))
 }
 
-/// Whether a list has a name.
+/// Returns whether a list contains a name.
 #[must_use]
 pub fn has(list: &[String], name: &str) -> bool {
     list.iter().any(|one| same(one, name))
 }
 
-/// `kernel/drivers/x/foo-bar.ko.xz` is the module `foo-bar`.
+/// Returns the module name of a file: `foo-bar` for `kernel/drivers/x/foo-bar.ko.xz`.
 #[must_use]
 pub fn stem(path: &str) -> &str {
     let name = path.rsplit('/').next().unwrap_or(path);

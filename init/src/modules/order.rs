@@ -1,46 +1,47 @@
 //! The module dependency graph and its load order. No I/O.
 
-/// How a file of a set stands.
+/// The load state of a module.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum State {
-    /// Not yet.
+    /// Not started.
     #[default]
     Waiting,
-    /// Being loaded.
+    /// Being loaded by a thread.
     Running,
-    /// There.
+    /// Loaded.
     Loaded,
-    /// Not to be had.
+    /// Could not be loaded.
     Failed,
 }
 
-/// A module of a set.
+/// A module of the set to load.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Node {
-    /// Its name, as its file spells it.
+    /// The module's name, as spelled by its file.
     pub name: String,
-    /// Its file, below the directory of the lists.
+    /// The module's file, relative to the directory of `modules.dep`.
     pub file: String,
-    /// What it cannot be without, by place in the set.
+    /// Hard dependencies, as indices into the set.
     pub needs: Vec<usize>,
-    /// What has its turn before, whatever comes of that.
+    /// Modules that are processed first, whether they load or not (soft dependencies), as indices
+    /// into the set.
     pub after: Vec<usize>,
     /// Whether it was requested, or is a dependency of a requested module.
     pub requested: bool,
-    /// How it stands.
+    /// The load state.
     pub state: State,
 }
 
-/// What is to be done.
+/// The next step of the load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// Load this one.
+    /// Load this module.
     Load(usize),
-    /// The first cannot be loaded because the second, which it needs, was not.
-    Lost(usize, usize),
+    /// The first module cannot be loaded because the second, a hard dependency, failed.
+    DependencyFailed(usize, usize),
     /// Wait for a running load.
     Wait,
-    /// Nothing is left.
+    /// All modules are processed.
     Finished,
 }
 
@@ -48,15 +49,15 @@ fn ended(state: State) -> bool {
     matches!(state, State::Loaded | State::Failed)
 }
 
-/// Returns the next step. Cycles are broken in the set's order: first soft
-/// dependencies, then hard ones, where the kernel decides.
+/// Returns the next step. Dependency cycles are broken in the set's order: soft dependencies first,
+/// then hard ones, for which the kernel then decides.
 #[must_use]
 pub fn next(nodes: &[Node]) -> Next {
     let state = |at: usize| nodes.get(at).map_or(State::Loaded, |node| node.state);
     let waiting = || nodes.iter().enumerate().filter(|(_, node)| node.state == State::Waiting);
     for (at, node) in waiting() {
         if let Some(lost) = node.needs.iter().find(|need| state(**need) == State::Failed) {
-            return Next::Lost(at, *lost);
+            return Next::DependencyFailed(at, *lost);
         }
         if node.needs.iter().chain(&node.after).all(|other| ended(state(*other))) {
             return Next::Load(at);
@@ -69,7 +70,7 @@ pub fn next(nodes: &[Node]) -> Next {
     yields.or_else(|| waiting().next()).map_or(Next::Finished, |(at, _)| Next::Load(at))
 }
 
-/// How many may go at once.
+/// Returns how many modules can be loaded concurrently.
 #[must_use]
 pub fn width(nodes: &[Node]) -> usize {
     nodes.iter().filter(|node| node.state == State::Waiting && node.needs.is_empty() && node.after.is_empty()).count()
@@ -106,7 +107,7 @@ mod tests {
         nodes[2].state = State::Failed;
         assert_eq!(next(&nodes), Next::Load(1), "a failed soft dependency blocks no module");
         nodes[1].state = State::Failed;
-        assert_eq!(next(&nodes), Next::Lost(0, 1));
+        assert_eq!(next(&nodes), Next::DependencyFailed(0, 1));
         nodes[0].state = State::Failed;
         assert_eq!(next(&nodes), Next::Finished);
         assert_eq!(next(&[node(&[1], &[]), node(&[], &[0])]), Next::Load(1), "a hard dependency overrides a soft one");
@@ -123,8 +124,8 @@ mod tests {
     }
 
     proptest! {
-        /// For any graph, with cycles and edges to unknown nodes: each node is
-        /// loaded once, after its dependencies unless there is a cycle.
+        /// For any graph, with cycles and edges to unknown nodes, each node is loaded once, and
+        /// after its dependencies unless there is a cycle.
         #[test]
         fn every_graph_comes_to_an_end(
             edges in prop::collection::vec((prop::collection::vec(0_usize..12, 0..4), prop::collection::vec(0_usize..12, 0..3)), 1..10),
@@ -145,7 +146,7 @@ mod tests {
                         }
                         nodes[at].state = if fails[at] { State::Failed } else { State::Loaded };
                     }
-                    Next::Lost(at, need) => {
+                    Next::DependencyFailed(at, need) => {
                         prop_assert_eq!(nodes[need].state, State::Failed);
                         nodes[at].state = State::Failed;
                     }

@@ -26,7 +26,7 @@ impl Image {
     }
 }
 
-/// The set's modules in the order in which one thread takes them.
+/// Returns the set's modules in the order in which a single thread loads them.
 fn turns(modules: &Modules, names: &[&str], order: LoadOrder) -> (Vec<String>, Outcome) {
     let set = modules.set(names, order);
     let (_, done) = load::run(set.nodes, 1, &|_| Ok(true));
@@ -87,7 +87,8 @@ fn company_comes_before_and_after_if_it_can_be_had() {
     assert!(place("real") < place("x") && place("x") < place("after"), "{loaded:?}");
     assert_eq!(loaded.len(), 6);
     assert_eq!(outcome.remarks, ["softdep of x: no module lost"]);
-    // There is no file behind any of the lines: what was asked for fails, its company is left out.
+    // None of these lines has a file: the requested module fails, and its soft dependency is
+    // skipped.
     let outcome = image.modules().load(&["x"], LoadOrder::Free, &none);
     let errors: Vec<String> = outcome.errors.iter().map(ToString::to_string).collect();
     assert!(errors[0].contains("need.ko") && errors[1].contains("need, which it needs"), "{errors:?}");
@@ -119,7 +120,7 @@ fn devices_have_the_drivers_of_the_image_or_of_the_list_unless_held_back() {
         ["virtio:d00000001v00001AF4", "pci:v00001B36bc01sc08i02", "pci:v000010DEd00002335"].map(str::to_owned);
     let free = |_: &str| false;
     assert_eq!(image.modules().drivers(&devices, &free), ["virtio_net", "nvme", "nvidia"]);
-    assert_eq!(image.modules().drivers(&devices, &devices::is_the_modes), ["virtio_net", "nvme"]);
+    assert_eq!(image.modules().drivers(&devices, &devices::is_gpu_driver), ["virtio_net", "nvme"]);
     let path = image.root.path("/run/modprobe.d/x.conf");
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, "alias virtio:d00000001v* other\nblacklist nvme\n").unwrap();
@@ -170,7 +171,7 @@ fn a_kernel_without_lists_has_no_modules() {
     assert!(!Modules::any(&image.root, "6.12"), "an empty list is none");
 }
 
-/// A list as long as a distribution's: found by name, not gone through for each.
+/// A list as long as a distribution's: modules are found by name, without a scan per module.
 #[test]
 fn a_long_list_is_gone_through_once() {
     let line = |at: usize| format!("kernel/drivers/some/where/module{at}.ko.xz: kernel/lib/module{}.ko.xz\n", at / 2);
@@ -190,7 +191,7 @@ fn a_long_list_is_gone_through_once() {
 }
 
 proptest! {
-    /// Whatever the lists say, each module that is in them has one turn.
+    /// For any content of the lists, each listed module is processed exactly once.
     #[test]
     fn any_lists_come_to_an_end(dep in "([a-e]\\.ko:( [a-e]\\.ko){0,3}\n){0,6}", soft in "(softdep [a-e*] pre:( [a-e]){0,2} post:( [a-e]){0,2}\n){0,4}") {
         let image = Image::of(&[("modules.dep", &dep), ("modules.softdep", &soft)]);

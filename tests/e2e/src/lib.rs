@@ -5,6 +5,8 @@
 #![forbid(unsafe_code)]
 #![expect(clippy::expect_used, reason = "a scenario whose setup fails has failed")]
 
+mod shared;
+
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -13,6 +15,8 @@ use firstlight::run::{ContainerCommand, Deadlines, Report, Run, RunError, run};
 use firstlight_boot_record::{BootRecord, Gpu};
 use firstlight_lab::{Guest, Lab};
 use firstlight_vm::{Device, Vm};
+
+pub use shared::{Shared, SharedGuest};
 
 /// Returns the lab, prepared once for all scenarios of a program.
 ///

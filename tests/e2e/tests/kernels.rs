@@ -120,7 +120,7 @@ fn modules_named_by_a_report_are_in_the_package() {
     assert!(names.len() > 30, "{names:?}");
     let missing = names.iter().filter(|name| {
         let name = std::slice::from_ref(*name);
-        let found = modules::select(&kernel.facts.release, &kernel.modules(), name, &[], Form::AsPackaged);
+        let found = modules::select(&kernel.facts.release, kernel.modules(), name, &[], Form::AsPackaged);
         // A built-in module is not found here, but then the report does not name it.
         !found.is_ok_and(|set| set.iter().count() > 0)
     });

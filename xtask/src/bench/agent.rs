@@ -1,5 +1,9 @@
 //! Container lifecycle, exec and Check of the agent, compared with crun and runc.
 //!
+//! All three run the same configuration, root file system, cgroup limits and command. A peer's figure is one
+//! `crun run` and so includes the start of its process; the agent's has four ttrpc calls, pipes for the output, and
+//! a runtime process that exists already, as in a guest.
+//!
 //! On an emulated machine only ratios within the run have goals; the goals in
 //! milliseconds are for a real one: `--bundle` creates a directory to copy there,
 //! `--from` evaluates the output of its program.

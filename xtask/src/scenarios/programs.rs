@@ -82,7 +82,12 @@ impl Program {
             bail!("{} {test} is ignored: run it or remove it", self.name);
         }
         let tests = list(&[])?;
-        let scenario = |test| Scenario { program: self.name.clone(), test, executable: self.executable.clone() };
+        let scenario = |test: String| Scenario {
+            program: self.name.clone(),
+            tests: vec![test.clone()],
+            name: test,
+            executable: self.executable.clone(),
+        };
         Ok(tests.into_iter().map(scenario).collect())
     }
 }

@@ -16,7 +16,7 @@ const ONE_AT_A_TIME: &[(&str, &str)] = &[
 
 /// Returns whether no other scenario may run at the same time.
 pub(super) fn runs_alone(scenario: &Scenario) -> bool {
-    ALONE.iter().any(|(program, prefix, _)| scenario.program == *program && scenario.test.starts_with(prefix))
+    ALONE.iter().any(|(program, prefix, _)| scenario.program == *program && scenario.name.starts_with(prefix))
 }
 
 /// Returns whether the two may run at the same time.
@@ -60,13 +60,10 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn scenario(program: &str, test: &str) -> Scenario {
-        Scenario { program: program.into(), test: test.into(), executable: "/t".into() }
-    }
+    use crate::scenarios::tests::scenario;
 
     fn started(queue: &mut Queue, running: &[Scenario], jobs: usize) -> Option<String> {
-        queue.next(running, jobs).map(|scenario| scenario.test)
+        queue.next(running, jobs).map(|scenario| scenario.name)
     }
 
     #[test]

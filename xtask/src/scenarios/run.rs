@@ -113,35 +113,45 @@ impl Drop for Group {
 }
 
 async fn run_one(scenario: Scenario, logs: PathBuf, limit: Duration) -> anyhow::Result<Outcome> {
-    let name = format!("{}-{}.log", scenario.program, scenario.test.replace("::", "-"));
+    let name = format!("{}-{}.log", scenario.program, scenario.name.replace("::", "-"));
     let log = logs.join(name);
     let out = fs::File::create(&log).with_context(|| log.display().to_string())?;
     let begin = Instant::now();
     let mut command = Command::new(&scenario.executable);
-    command.args(["--exact", &scenario.test, "--nocapture", "--test-threads=1"]);
+    // Tests that share a guest run at the same time: the guest stops when none uses it.
+    let threads = scenario.tests.len();
+    command.arg("--exact").args(&scenario.tests).args(["--nocapture", &format!("--test-threads={threads}")]);
     command.current_dir(workspace().join("tests/e2e")).env(PREPARED.0, PREPARED.1);
     command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out).process_group(0);
     let mut child = command.spawn().with_context(|| format!("failed to start {}", scenario.executable.display()))?;
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw);
     let _group = pid.map(Group);
     let failure = tokio::select! {
-        status = child.wait() => failure_of(status.context("failed to wait for a scenario")?, &log),
+        status = child.wait() => failure_of(status.context("failed to wait for a scenario")?, &log, threads),
         () = sleep(limit) => Some(format!("killed after {} s, the timeout of a scenario", limit.as_secs())),
     };
     Ok(Outcome { scenario, duration: begin.elapsed(), failure, log })
 }
 
-/// Returns the cause of a failure, or none if the test passed. A process that ran no test has failed.
-fn failure_of(status: ExitStatus, log: &Path) -> Option<String> {
+/// Returns the cause of a failure, or none if all `tests` passed. A process that did not run them has failed.
+fn failure_of(status: ExitStatus, log: &Path, tests: usize) -> Option<String> {
     if let Some(signal) = status.signal() {
         return Some(format!("killed by signal {signal}"));
     }
-    if !status.success() {
-        return Some(status.to_string());
-    }
     let log = fs::read(log).unwrap_or_default();
-    let passed = String::from_utf8_lossy(&log).contains("test result: ok. 1 passed; 0 failed; 0 ignored;");
-    (!passed).then(|| "the process ran no test".to_owned())
+    let log = String::from_utf8_lossy(&log);
+    if !status.success() {
+        let failed = failed_tests(&log);
+        return Some(if tests > 1 { format!("{status}: {}", failed.join(", ")) } else { status.to_string() });
+    }
+    let passed = log.contains(&format!("test result: ok. {tests} passed; 0 failed; 0 ignored;"));
+    (!passed).then(|| format!("the process did not run its {tests} tests"))
+}
+
+/// Returns the names in libtest's last list of failed tests.
+fn failed_tests(log: &str) -> Vec<&str> {
+    let Some((_, list)) = log.rsplit_once("\nfailures:\n") else { return Vec::new() };
+    list.lines().map_while(|line| line.strip_prefix("    ")).collect()
 }
 
 #[cfg(test)]
@@ -160,7 +170,7 @@ mod tests {
     fn outcome(text: &str, limit: Duration) -> Outcome {
         let dir = tempfile::tempdir().unwrap();
         let executable = program(dir.path(), text);
-        let scenario = Scenario { program: "p".into(), test: "a::b".into(), executable };
+        let scenario = Scenario { program: "p".into(), name: "a::b".into(), tests: vec!["a::b".into()], executable };
         let options = Options { jobs: 2, logs: dir.path().join("logs"), durations: Durations::new(), limit };
         run(vec![scenario], &options).unwrap().remove(0)
     }
@@ -171,10 +181,22 @@ mod tests {
     #[test]
     fn only_a_process_that_ran_its_test_passes() {
         assert_eq!(outcome(&format!("echo '{OK}'"), LONG).failure, None);
-        assert!(outcome("exit 0", LONG).failure.unwrap().contains("ran no test"));
+        assert!(outcome("exit 0", LONG).failure.unwrap().contains("did not run its 1 tests"));
         assert!(outcome(&format!("echo '{}'", OK.replace("1 passed", "0 passed")), LONG).failure.is_some());
         assert!(outcome(&format!("echo '{OK}'; exit 101"), LONG).failure.unwrap().contains("101"));
         assert!(outcome("kill -9 $$", LONG).failure.unwrap().contains("signal 9"));
+    }
+
+    #[test]
+    fn failed_tests_of_a_shared_guest_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "test s::a ... ok\n\nfailures:\n\nfailures:\n    s::b\n    s::c\n\ntest result: FAILED. 1 passed";
+        let executable = program(dir.path(), &format!("echo '{text}'; exit 101"));
+        let tests = ["s::a", "s::b", "s::c"].map(str::to_owned).into();
+        let scenario = Scenario { program: "p".into(), name: "s".into(), tests, executable };
+        let options = Options { jobs: 1, logs: dir.path().join("logs"), durations: Durations::new(), limit: LONG };
+        let failure = run(vec![scenario], &options).unwrap().remove(0).failure.unwrap();
+        assert_eq!(failure, "exit status: 101: s::b, s::c");
     }
 
     #[test]
@@ -188,7 +210,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("pid");
         let text = format!("sleep 600 & echo $! > {0}.new; mv {0}.new {0}; wait", file.display());
-        let scenario = Scenario { program: "p".into(), test: "t".into(), executable: program(dir.path(), &text) };
+        let executable = program(dir.path(), &text);
+        let scenario = Scenario { executable, ..crate::scenarios::tests::scenario("p", "t") };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let until_started = async {

@@ -259,15 +259,27 @@ impl Gpus {
             number => format!(" (attempt {number} of {})", policy.attempts()),
         };
         let words = last_message(entry.row.pci, context.log);
-        let advice = match policy {
-            _ if ![OPEN, WAIT].contains(&step) => "",
-            Policy::Serial if context.guest.is_confidential() => {
-                "; under confidential computing the host has to reset a GPU whose attach did not end well"
-            }
-            Policy::Serial => "; look at the host's vfio log",
-            _ => "; try firstlight.attach=serial or look at the host's vfio log",
+        let advice = if [OPEN, WAIT].contains(&step) {
+            advice(policy, entry.row.attempts, context.guest.is_confidential())
+        } else {
+            ""
         };
         format!("{}: attach failed in {step}{after}{attempt}: {reason}{words}{advice}", entry.row.pci)
+    }
+}
+
+/// Returns what to try after a failed attach: a serial attempt only if there was none.
+fn advice(policy: Policy, attempts: u32, confidential: bool) -> &'static str {
+    match policy {
+        Policy::Serial if confidential => {
+            "; under confidential computing the host has to reset a GPU whose attach failed"
+        }
+        Policy::Serial => "; look at the host's vfio log",
+        // The second attempt runs without others.
+        Policy::Auto if attempts >= Policy::Auto.attempts() => {
+            "; it failed without concurrent attempts too: look at the host's vfio log"
+        }
+        Policy::Auto | Policy::Parallel => "; try firstlight.attach=serial or look at the host's vfio log",
     }
 }
 

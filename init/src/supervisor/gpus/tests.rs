@@ -187,3 +187,11 @@ fn result_of_a_removed_gpu_is_dropped_and_its_successor_begins() {
     assert_eq!(without_rows(fixture.attached(1)), [Effect::Attach(pci(1), 1)]);
     assert!(!fixture.gpus.is_held(pci(1)));
 }
+
+#[test]
+fn serial_attach_is_suggested_only_if_no_serial_attempt_failed() {
+    let suggested = |policy, attempts, confidential| advice(policy, attempts, confidential).contains("attach=serial");
+    assert!(suggested(Policy::Parallel, 1, false) && suggested(Policy::Auto, 1, false));
+    assert!(!suggested(Policy::Auto, 2, false) && !suggested(Policy::Serial, 1, false));
+    assert!(advice(Policy::Serial, 1, true).contains("reset"));
+}

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use firstlight_boot_record::{BootRecord, GpuPhase, Outcome, State};
 use firstlight_e2e::{gpu, lab};
-use firstlight_image_builder::build::Image;
+use firstlight_image_builder::image::Image;
 use firstlight_lab::h100;
 use firstlight_vm::Device;
 use tokio::time::timeout;
@@ -80,22 +80,6 @@ fn gpu_works_with_the_driver_of_an_extension() {
     assert!(console.contains("gpu-settings: stand-in NVML: 0000:01:00.0 power 500000"), "{console}");
     let library = "\u{7f}ELF\u{2} libcuda of the extension\n";
     assert_eq!(said, format!("{library}nvidia-smi of the extension\nopened\n"), "{console}");
-}
-
-#[test]
-fn guest_without_extensions_skips_their_units() {
-    let files = Files::make();
-    let mut record = None;
-    scenario(&files, Vec::new()).watched(async |vm| {
-        let agent = ready(vm).await;
-        assert!(refused(&agent, &container(&files, "c1", "0")).await.contains("module nvidia is neither in"));
-        record = vm.console().record();
-    });
-    let record: BootRecord = record.unwrap();
-    assert_eq!(record.state, State::Degraded);
-    for name in ["extensions", "extension-disks"] {
-        assert_eq!(record.unit(name).unwrap().outcome, Outcome::Skipped, "{name}");
-    }
 }
 
 #[test]

@@ -5,14 +5,7 @@ use std::time::Duration;
 use firstlight::run::RunError;
 use firstlight_boot_record::{GpuPhase, State};
 use firstlight_e2e::{Scenario, gpu, lab};
-use firstlight_lab::{Guest, fail_with};
-
-/// Two H100s, of which the second fails.
-fn with_failing_gpu() -> Guest {
-    let mut guest = Guest::with_gpus(2, Duration::from_millis(300));
-    fail_with(&mut guest.devices[1], 0x22);
-    guest
-}
+use firstlight_lab::Guest;
 
 #[test]
 fn unknown_parameter_is_named_with_the_nearest_known_one() {
@@ -20,28 +13,6 @@ fn unknown_parameter_is_named_with_the_nearest_known_one() {
     let text = format!("{:?} {:?}", report.boot_record.units, report.boot_record.events);
     assert!(text.contains("firstlight.atach") && text.contains("firstlight.attach"), "{text}");
     assert_eq!(report.container.exit_code, Some(0), "the boot continues");
-}
-
-#[test]
-fn failing_gpu_leaves_other_gpus_usable() {
-    let report = Scenario::guest(with_failing_gpu()).request(&["0"]).go().unwrap();
-    assert_eq!(report.container.error, None);
-    assert_eq!(report.container.denied_open, Some(true), "{}", report.container.stdout);
-    assert_eq!(gpu(&report.boot_record, 0).phase, GpuPhase::Ready);
-    let failed = gpu(&report.boot_record, 1);
-    assert_eq!((failed.phase, failed.attempts), (GpuPhase::Failed, 2), "auto retries once: {failed:?}");
-    assert!(failed.driver.unwrap().adapter_status != 0, "{failed:?}");
-    assert!(failed.detail.contains("RmInitAdapter failed"), "the driver's last message: {failed:?}");
-}
-
-#[test]
-fn request_for_a_failed_gpu_returns_address_step_time_and_cause() {
-    let report = Scenario::guest(with_failing_gpu()).request(&["0", "1"]).go().unwrap();
-    let error = report.container.error.expect("the container must not run");
-    for part in ["0000:02:00.0", "wait-open-complete", " ms", "0x22"] {
-        assert!(error.contains(part), "{part} in {error}");
-    }
-    assert!(!error.contains("backtrace") && error.lines().count() == 1, "one line: {error}");
 }
 
 #[test]
@@ -71,19 +42,6 @@ fn gpu_hung_with_the_driver_lock_fails_waiting_gpus_by_name() {
     assert_eq!(gpu(&report.boot_record, 0).phase, GpuPhase::TimedOut, "{:?}", report.boot_record.gpus);
     let error = report.container.error.expect("GPU 2 cannot attach while GPU 0 holds the lock");
     assert!(error.contains("0000:03:00.0"), "{error}");
-}
-
-#[test]
-fn missing_driver_degrades_the_boot_and_is_reported() {
-    let image = lab().variant("without-nvidia").unwrap();
-    let mut guest = Guest::with_gpus(1, Duration::from_millis(100));
-    guest.initrd = Some(image.initrd);
-    let report = Scenario::guest(guest).request(&["0"]).go().unwrap();
-    let error = report.container.error.expect("no driver, no GPU");
-    assert!(error.contains("0000:01:00.0") && error.contains("nvidia"), "{error}");
-    let gpu = gpu(&report.boot_record, 0);
-    assert_eq!((gpu.phase, gpu.step.as_str()), (GpuPhase::Failed, "module"));
-    assert!(report.timeline.agent_listening_us.is_some());
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! The basic promises: a container gets its GPUs, the record is complete, memory use is small.
+//! The basic promises: a container gets its GPUs in time, memory use is small.
 
 use std::time::Duration;
 
-use firstlight_boot_record::{BootRecord, GpuPhase, Outcome, State};
+use firstlight_boot_record::{BootRecord, State};
 use firstlight_e2e::Scenario;
 use firstlight_lab::Guest;
 use tokio::time::timeout;
@@ -11,6 +11,8 @@ use tokio::time::timeout;
 fn container_gets_its_gpus_and_is_denied_the_others() {
     let guest = Guest::with_gpus(4, Duration::from_millis(1500));
     let report = Scenario::guest(guest).request(&["0", "1"]).go().unwrap();
+    assert!(report.succeeded(), "{:?}", report.container);
+    assert_eq!(report.boot_record.state, State::PoweringOff);
     let container = &report.container;
     assert_eq!(container.error, None);
     assert_eq!(container.exit_code, Some(0), "{}", container.stdout);
@@ -45,33 +47,6 @@ fn container_gets_its_gpus_and_is_denied_the_others() {
 }
 
 #[test]
-fn boot_record_has_every_unit_with_its_times() {
-    let report = Scenario::gpus(2).request(&["all"]).go().unwrap();
-    let record = &report.boot_record;
-    assert_eq!(record.state, State::PoweringOff);
-    assert_eq!(record.mode.as_ref().unwrap().name, "gpu");
-    assert!(record.mode.as_ref().unwrap().reason.contains('2'), "{:?}", record.mode);
-    for unit in &record.units {
-        let name = &unit.name;
-        assert!(matches!(unit.outcome, Outcome::Ok | Outcome::Running | Outcome::Skipped), "{unit:?}");
-        for need in &unit.need {
-            let needed = record.unit(need);
-            if let (Some(needed), Some(start)) = (needed, unit.start_us) {
-                let usable = needed.ready_us.or(needed.end_us).unwrap();
-                assert!(usable <= start, "{name} started before {need} was usable");
-            }
-        }
-    }
-    for name in ["gpu-attach[0000:01:00.0]", "gpu-attach[0000:02:00.0]"] {
-        let unit = record.unit(name).unwrap_or_else(|| panic!("no {name} among {:?}", record.units));
-        assert_eq!(unit.pci.unwrap().to_string(), name["gpu-attach[".len()..name.len() - 1]);
-        assert!(unit.end_us.unwrap() - unit.start_us.unwrap() >= 300_000, "{unit:?}");
-    }
-    assert!(record.kernel.milestones.iter().any(|milestone| milestone.name == "init-exec"), "{:?}", record.kernel);
-    assert!(record.gpus.iter().all(|gpu| gpu.phase == GpuPhase::Ready && gpu.attempts == 1));
-}
-
-#[test]
 fn idle_init_and_agent_stay_below_their_memory_limits() {
     let mut record = None;
     Scenario::gpus(2).watched(async |vm| {
@@ -101,21 +76,4 @@ fn parallel_attach_overlaps_and_serial_does_not() {
     let (parallel, serial) = (spread("firstlight.attach=parallel"), spread("firstlight.attach=serial"));
     assert!(serial >= 3_000_000, "three seconds of attach, one after the other: {serial} us");
     assert!(parallel * 2 < serial, "parallel {parallel} us, serial {serial} us");
-}
-
-#[test]
-fn guest_without_gpus_runs_containers() {
-    let report = Scenario::gpus(0).go().unwrap();
-    assert_eq!(report.boot_record.mode.as_ref().unwrap().name, "cpu");
-    assert_eq!(report.container.exit_code, Some(0));
-    assert_eq!(report.container.denied_open, Some(true), "{}", report.container.stdout);
-    assert!(report.gpus.is_empty());
-}
-
-#[test]
-fn gpu_is_granted_by_pci_address() {
-    let report = Scenario::gpus(3).request(&["0000:03:00.0"]).go().unwrap();
-    assert_eq!(report.container.error, None);
-    assert!(report.container.stdout.contains("sees /dev/nvidia2: 0000:03:00.0"), "{}", report.container.stdout);
-    assert_eq!(report.container.denied_open, Some(true), "{}", report.container.stdout);
 }

@@ -99,9 +99,14 @@ fn base_image_boots_and_failed_boots_are_reported() {
     assert!(good.stdout().contains("boot-done"), "{}", good.stdout());
     assert!(fs::metadata(good.dir.path().join("out/console.log")).unwrap().len() > 0);
 
-    let degraded = boot(dir, &["--append", "firstlight.mode=service-vm-nvl4"]);
+    let degraded = boot(dir, &["--append", "firstlight.mode=gpu"]);
     assert_eq!(degraded.code(), Some(3), "{}", degraded.stdout());
     assert!(degraded.stderr().contains("unit modules-nvidia"), "{}", degraded.stderr());
+
+    // A service VM needs its fabric manager.
+    let failed = boot(dir, &["--append", "firstlight.mode=service-vm-nvl4"]);
+    assert_eq!(failed.code(), Some(1), "{}", failed.stdout());
+    assert!(failed.stderr().contains("boot failed in fabricmanager: "), "{}", failed.stderr());
 
     let dead = boot(dir, &["--append", "rdinit=/nothing"]);
     assert_eq!(dead.code(), Some(1));
@@ -121,9 +126,15 @@ fn base_image_boots_and_failed_boots_are_reported() {
 fn disk_image_boots_with_the_opener() {
     let (disk, opener) = (lab().disk().unwrap(), lab().opener().unwrap());
     let dir = disk.record.parent().unwrap();
-    let good = boot(dir, &["--opener", opener.record.parent().unwrap().to_str().unwrap()]);
-    assert_eq!(good.code(), Some(0), "{}", good.stderr());
-    assert!(good.stdout().contains("boot-done"), "{}", good.stdout());
+    // Two guests at once: neither can write to the disk.
+    let opener = ["--opener", opener.record.parent().unwrap().to_str().unwrap()];
+    std::thread::scope(|scope| {
+        for guest in [0, 1].map(|_| scope.spawn(|| boot(dir, &opener))) {
+            let good = guest.join().unwrap();
+            assert_eq!(good.code(), Some(0), "{}", good.stderr());
+            assert!(good.stdout().contains("boot-done"), "{}", good.stdout());
+        }
+    });
 
     // Debian's kernel cannot open the dm-verity root without the opener.
     let alone = boot(dir, &[]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use firstlight_boot_record::State;
 use firstlight_e2e::{Scenario, lab};
-use firstlight_image_builder::build::Image;
+use firstlight_image_builder::image::Image;
 use firstlight_lab::Guest;
 use firstlight_vm::Device;
 use tokio::time::timeout;
@@ -20,7 +20,7 @@ fn scenario(image: &Image, disk: &Path) -> Scenario {
     let opener = lab().opener().unwrap();
     let guest = Guest {
         initrd: Some(opener.initrd),
-        hardware: vec![Device::Disk { file: disk.to_owned() }],
+        hardware: vec![Device::ReadOnlyDisk { file: disk.to_owned() }],
         ..Guest::default()
     };
     Scenario::guest(guest).parameter(image.contents.command_line.as_ref().unwrap())

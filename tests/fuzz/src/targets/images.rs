@@ -5,17 +5,17 @@ use std::io::{BufReader, Cursor, Read};
 
 use firstlight_image::digest::of_bytes;
 use firstlight_image::{ImageRecord, RECORD};
-use firstlight_image_builder::archive::entries;
-use firstlight_image_builder::cpio::Reader;
-use firstlight_image_builder::diff::Diff;
+use firstlight_image_builder::format::cpio::Reader;
 use firstlight_image_builder::format::disk::parse_partitions;
 use firstlight_image_builder::format::erofs;
 use firstlight_image_builder::format::unpack::decompress;
 use firstlight_image_builder::format::verity::Params;
-use firstlight_image_builder::manifest::{Archive, Part};
-use firstlight_image_builder::sbom::{self, Format};
-use firstlight_image_builder::tree::{Content, Node};
-use firstlight_image_builder::verify::verify;
+use firstlight_image_builder::image::archive::entries;
+use firstlight_image_builder::image::diff::Diff;
+use firstlight_image_builder::image::manifest::{Archive, Part};
+use firstlight_image_builder::image::sbom::{self, Format};
+use firstlight_image_builder::image::verify::verify;
+use firstlight_image_builder::tree::Node;
 use firstlight_oci::pull::docker_archive::parse_image_list;
 use firstlight_oci::pull::{Credentials, PullRequest, RetryPolicy, Source, pull};
 use firstlight_progress::Progress;
@@ -120,8 +120,8 @@ pub(super) fn supplied(bytes: &[u8]) {
     let cache = dir.path().join("cache");
     for (place, node) in entries(&cache, &supplied, Progress::quiet()).map(|(_, all)| all).unwrap_or_default() {
         assert!(place.starts_with("usr/") && place.split('/').all(|part| part != ".."), "{place}");
-        if let Node::File { content: Content::File(file), .. } = node {
-            assert!(file.starts_with(&cache) && file.is_file(), "{}", file.display());
+        if let Node::File { content, .. } = node {
+            assert!(content.path().is_some_and(|file| file.starts_with(&cache) && file.is_file()), "{content:?}");
         }
     }
     let mut names: Vec<_> = fs::read_dir(dir.path()).into_iter().flatten().flatten().map(|it| it.file_name()).collect();

@@ -159,3 +159,43 @@ fn unprivileged_user_builds_the_same_image() {
     }
     assert_eq!(place.assert_complete("unprivileged/cache", "unprivileged/out"), reference);
 }
+
+/// A build uses a file of the cache as it was cached, or not at all.
+#[test]
+fn overwritten_cache_file_is_refused_by_name() {
+    let place = place();
+    let reference = place.built("cache", "out");
+    let mut refused = Vec::new();
+    for dir in ["unpacked", "kernels"] {
+        for file in contents(&place.at("cache").join(dir)).into_keys() {
+            if file.is_symlink() {
+                continue;
+            }
+            let good = fs::read(&file).unwrap();
+            let Some(last) = good.len().checked_sub(1) else { continue };
+            let mut bad = good.clone();
+            bad[last] ^= 1;
+            fs::write(&file, bad).unwrap();
+            let outcome = place.build("cache", "out");
+            if outcome.code == Some(0) {
+                assert_eq!(place.assert_complete("cache", "out"), reference, "{} was used", file.display());
+            } else {
+                outcome.assert_error_contains(&["cache/"]);
+                refused.push(file.strip_prefix(place.at("cache")).unwrap().display().to_string());
+            }
+            fs::write(&file, good).unwrap();
+        }
+    }
+    for expected in ["/files/usr/bin/hello", "/vmlinux", "/digests.json", "/facts.json"] {
+        assert!(refused.iter().any(|file| file.ends_with(expected)), "{expected} among {refused:?}");
+    }
+    // The advice of the error helps.
+    let file = place.at("cache").join(refused.iter().find(|file| file.ends_with("/hello")).unwrap());
+    fs::write(&file, "evil").unwrap();
+    let outcome = place.build("cache", "out");
+    let entry = file.ancestors().nth(4).unwrap();
+    let advice = format!("remove {} and build again", entry.display());
+    outcome.assert_error_contains(&["has SHA-256", "was recorded", &advice]);
+    fs::remove_dir_all(entry).unwrap();
+    assert_eq!(place.built("cache", "out"), reference);
+}

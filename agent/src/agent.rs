@@ -1,125 +1,105 @@
-//! The sandbox: the agent's state and its lookup tables.
+//! The agent: the composition of its components, and the calls that combine several of them.
 
-use std::collections::BTreeMap;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::time::Duration;
 
 use firstlight_agent_api::agent::CreateSandboxRequest;
+use firstlight_init_control::ToInit;
 use firstlight_runtime::Call;
-use oci_spec::runtime::Hooks;
-use ttrpc::Code;
 
+use crate::boot_events::BootEvents;
 use crate::config::Config;
-use crate::container::Container;
+use crate::containers::{Containers, Dependencies, Processes};
 use crate::control::Control;
 use crate::copy::FileCopies;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::gpu::Source;
-use crate::guest::online::MemoryWatcher;
+use crate::guest::online::CpusAndMemory;
 use crate::hotplug::Hotplug;
-use crate::idle::Idle;
-use crate::network;
-use crate::oci_config::SharedNamespaces;
+use crate::metrics::Metrics;
+use crate::network::Network;
 use crate::oom::Oom;
 use crate::paths::Paths;
 use crate::runtime::Runtime;
+use crate::sandbox::Sandbox;
+use crate::swap::Swap;
 use crate::{background, dns, hooks, modules, storage};
 
-/// The agent. Every lock is held briefly, never across an await.
+/// Time for the reply to DestroySandbox to be sent before this process is terminated.
+const REPLY_GRACE: Duration = Duration::from_millis(100);
+
+/// The agent. Each component has only what it needs; the ttrpc service hands calls to them.
 #[derive(Debug)]
 pub struct Agent {
-    /// Configuration.
-    pub config: Config,
-    /// Paths of directories and files.
-    pub paths: Paths,
-    /// Client of the runtime process.
-    pub runtime: Arc<Runtime>,
+    runtime: Arc<Runtime>,
     /// Connection to PID 1; `None` without a guest init.
-    pub control: Option<Arc<Control>>,
-    /// Source of GPU state: PID 1 or CDI files.
-    pub gpus: Source,
-    /// Waits for hot-plugged devices other than GPUs.
-    pub hotplug: Hotplug,
-    /// Whether newly plugged memory is brought online.
-    pub memory: MemoryWatcher,
+    control: Option<Arc<Control>>,
+    /// Paths of directories and files, for calls without a component.
+    pub(crate) paths: Paths,
+    /// State of the sandbox.
+    pub(crate) sandbox: Arc<Sandbox>,
+    /// Creates, starts and removes containers.
+    pub(crate) containers: Arc<Containers>,
+    /// Processes of containers.
+    pub(crate) processes: Arc<Processes>,
     /// OOM kills per container.
-    pub oom: Oom,
+    pub(crate) oom: Arc<Oom>,
     /// Mounted storages.
-    pub storages: storage::Table,
-    /// Names of containers within their pod.
-    pub names: storage::ContainerNames,
+    pub(crate) storages: Arc<storage::Table>,
     /// CopyFile transfers in progress.
-    pub copies: FileCopies,
-    /// Serialises network changes.
-    pub network: network::ChangeLock,
-    /// Returns free memory when the agent is idle.
-    pub idle: Idle,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    sandbox: Sandbox,
-    containers: BTreeMap<String, Arc<Container>>,
-    first: Option<String>,
-    hooks: Arc<Hooks>,
-}
-
-#[derive(Debug, Default, PartialEq, Eq)]
-enum Sandbox {
-    #[default]
-    None,
-    Creating,
-    Created,
-    Destroyed,
-}
-
-fn destroyed() -> Error {
-    Error::new(Code::FAILED_PRECONDITION, "the sandbox is being destroyed")
+    pub(crate) copies: Arc<FileCopies>,
+    /// The guest's network.
+    pub(crate) network: Network,
+    /// Swap on disks and files of the host.
+    pub(crate) swap: Swap,
+    /// Hot-plugged CPUs and memory.
+    pub(crate) cpus_and_memory: CpusAndMemory,
+    /// Metrics of agent and guest.
+    pub(crate) metrics: Metrics,
 }
 
 impl Agent {
     /// Creates an agent without a sandbox.
     #[must_use]
     pub fn new(
-        config: Config,
+        config: &Config,
         paths: Paths,
         runtime: Arc<Runtime>,
         control: Option<Arc<Control>>,
         gpus: Source,
     ) -> Arc<Self> {
-        let state = Mutex::new(State::default());
-        let (oom, names) = (Oom::default(), storage::ContainerNames::default());
         let hotplug = Hotplug::new(&paths, config.hotplug_timeout);
-        let storages = storage::Table::new(paths.clone(), hotplug.clone());
+        let storages = Arc::new(storage::Table::new(paths.clone(), hotplug.clone()));
+        let (sandbox, oom): (Arc<Sandbox>, Arc<Oom>) = (Arc::default(), Arc::default());
+        let events = control.as_ref().map_or_else(BootEvents::default, |control| control.events());
+        let metrics = Metrics::new(&paths, &gpus);
+        let network = Network::new(&paths, &hotplug);
+        let swap = Swap::new(&paths, &hotplug);
+        let uses = Dependencies {
+            sandbox: Arc::clone(&sandbox),
+            runtime: Arc::clone(&runtime),
+            storages: Arc::clone(&storages),
+            oom: Arc::clone(&oom),
+            hotplug,
+            gpus,
+            events,
+        };
         Arc::new(Self {
-            config,
-            paths,
+            containers: Containers::new(config, &paths, uses),
+            processes: Processes::new(&sandbox, &runtime, config.pipe_size),
+            copies: Arc::default(),
+            cpus_and_memory: CpusAndMemory::new(&paths, &sandbox),
             runtime,
             control,
-            gpus,
-            hotplug,
-            memory: MemoryWatcher::default(),
+            paths,
+            sandbox,
             oom,
             storages,
-            names,
-            copies: FileCopies::default(),
-            network: network::ChangeLock::default(),
-            idle: Idle::default(),
-            state,
+            network,
+            swap,
+            metrics,
         })
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds an event to the boot record, if PID 1 is connected.
-    pub fn event(&self, what: &str, object: &str, detail: &str) {
-        if let Some(control) = &self.control {
-            control.event(what, object, detail);
-        }
     }
 
     /// Creates the sandbox. A second call fails before any change.
@@ -128,23 +108,13 @@ impl Agent {
     /// A sandbox exists, or a part of it cannot be created (then there is none), or DestroySandbox
     /// was called in the meantime (then it stays destroyed).
     pub async fn create_sandbox(self: &Arc<Self>, request: CreateSandboxRequest) -> Result<()> {
-        {
-            let mut state = self.state();
-            if state.sandbox != Sandbox::None {
-                return Err(Error::exists(format!(
-                    "a sandbox already exists ({:?}); a guest has exactly one",
-                    state.sandbox
-                )));
-            }
-            state.sandbox = Sandbox::Creating;
-        }
-        let result = self.build_sandbox(&request).await;
-        let mut state = self.state();
-        if state.sandbox != Sandbox::Creating {
-            return result.and_then(|()| Err(destroyed()));
-        }
-        state.sandbox = if result.is_ok() { Sandbox::Created } else { Sandbox::None };
-        result
+        let agent = Arc::clone(self);
+        background::to_completion(async move {
+            agent.sandbox.begin_creation()?;
+            let result = agent.build_sandbox(&request).await;
+            agent.sandbox.finish_creation(result)
+        })
+        .await
     }
 
     async fn build_sandbox(&self, request: &CreateSandboxRequest) -> Result<()> {
@@ -170,135 +140,50 @@ impl Agent {
         }
         let path = self.paths.root.join(dir.strip_prefix("/").unwrap_or(dir));
         match background::blocking(move || hooks::scan(&path)).await {
-            Ok(hooks) => self.state().hooks = Arc::new(hooks),
+            Ok(hooks) => self.sandbox.set_hooks(hooks),
             Err(error) => log::warn!("guest_hook_path: {error}"),
         }
     }
 
-    /// Returns the guest's own hooks, which are added to every container.
-    #[must_use]
-    pub fn guest_hooks(&self) -> Arc<Hooks> {
-        Arc::clone(&self.state().hooks)
-    }
-
-    /// Returns the namespaces that a new container shares, including the PID namespace of the given
-    /// descriptor. The paths are valid while that descriptor is open.
-    #[must_use]
-    pub fn shared_namespaces(&self, processes: Option<&OwnedFd>) -> SharedNamespaces {
-        let created = self.state().sandbox == Sandbox::Created;
-        let persistent = |kind: &str| Some(self.paths.namespaces.join(kind)).filter(|_| created);
-        // /proc/PID and not /proc/self: the runtime process opens the path.
-        let pid = processes.map(|fd| format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd()).into());
-        SharedNamespaces { ipc: persistent("ipc"), uts: persistent("uts"), pid }
-    }
-
-    /// Returns the sandbox's first container.
-    #[must_use]
-    pub fn first(&self) -> Option<Arc<Container>> {
-        let state = self.state();
-        state.first.as_ref().and_then(|id| state.containers.get(id)).cloned()
-    }
-
-    /// Returns a container.
+    /// Removes every container, and then powers off the guest, or exits if the agent runs without
+    /// PID 1.
+    ///
+    /// Idempotent: a second call does nothing.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT`: no container has this id.
-    pub fn container(&self, id: &str) -> Result<Arc<Container>> {
-        self.state().containers.get(id).cloned().ok_or_else(|| Error::no_container(id))
-    }
-
-    /// Returns all containers.
-    #[must_use]
-    pub fn containers(&self) -> Vec<Arc<Container>> {
-        self.state().containers.values().cloned().collect()
-    }
-
-    /// Checks that no container has this id.
-    ///
-    /// # Errors
-    /// `ALREADY_EXISTS`; the existing container is not changed.
-    pub fn check_id_unused(&self, id: &str) -> Result<()> {
-        if self.state().containers.contains_key(id) {
-            return Err(Error::exists(format!("container {id} already exists; remove it first")));
+    /// A container cannot be removed; the guest powers off in that case too.
+    pub async fn destroy_sandbox(&self) -> Result<()> {
+        if !self.sandbox.destroy() {
+            return Ok(());
         }
-        Ok(())
-    }
-
-    /// Registers a container that is about to be created.
-    ///
-    /// # Errors
-    /// `ALREADY_EXISTS`, or the sandbox is being destroyed.
-    pub fn add(&self, container: &Arc<Container>) -> Result<()> {
-        self.check_id_unused(&container.id)?;
-        let mut state = self.state();
-        if state.sandbox == Sandbox::Destroyed {
-            return Err(destroyed());
-        }
-        state.first.get_or_insert_with(|| container.id.clone());
-        state.containers.insert(container.id.clone(), Arc::clone(container));
-        Ok(())
-    }
-
-    /// Unregisters a container.
-    pub fn forget(&self, container: &Container) {
-        let mut state = self.state();
-        state.containers.remove(&container.id);
-        if state.first.as_deref() == Some(&container.id) {
-            state.first = None;
-        }
-    }
-
-    /// Records the exit of a process, as reported by the runtime.
-    pub fn ended(&self, container: &str, name: &str, code: i32) {
-        let Ok(found) = self.container(container) else { return };
-        if name.is_empty() {
-            self.event("container-exited", container, &format!("code {code}"));
-        }
-        found.ended(name, code);
-    }
-
-    /// Marks the sandbox as destroyed: no container can be added from now on. Returns `false` if it
-    /// was already destroyed.
-    #[must_use]
-    pub fn destroy(&self) -> bool {
-        std::mem::replace(&mut self.state().sandbox, Sandbox::Destroyed) != Sandbox::Destroyed
+        let (containers, control) = (Arc::clone(&self.containers), self.control.clone());
+        background::to_completion(async move {
+            let result = containers.remove_all().await;
+            // PID 1 terminates this process at once, so the reply is sent first.
+            tokio::spawn(async move {
+                tokio::time::sleep(REPLY_GRACE).await;
+                match control {
+                    Some(control) => control.send(ToInit::PowerOff { reason: "DestroySandbox".to_owned() }),
+                    None => std::process::exit(0),
+                }
+            });
+            result
+        })
+        .await
     }
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-    use crate::process::Process;
-    use firstlight_runtime::{Done, Failure, FromRuntime, MAX_REQUEST, Request, receive, send};
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-
-    pub(crate) fn run<F: Future>(future: F) -> F::Output {
-        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
-    }
-
-    pub(crate) fn container(id: &str) -> Arc<Container> {
-        Arc::new(Container::new(id, "/b".into(), "/g".into(), None, Arc::new(Process::new(false))))
-    }
+    use crate::container::tests::container;
+    use crate::fake_runtime::{Answer, failure, run, runtime};
+    use firstlight_runtime::{Done, FailureKind};
+    use ttrpc::Code;
 
     /// Creates an agent with paths below `root` and a runtime that replies with `answer`.
-    pub(crate) fn agent(
-        root: &Path,
-        mut answer: impl FnMut(&Call) -> std::result::Result<Done, Failure> + Send + 'static,
-    ) -> Arc<Agent> {
-        let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        std::thread::spawn(move || {
-            let mut buffer = vec![0; MAX_REQUEST];
-            while let Ok((len @ 1.., _)) = receive(&theirs, &mut buffer) {
-                let Request { id, call } = serde_json::from_slice(&buffer[..len]).unwrap();
-                let reply = FromRuntime::Reply { id, result: answer(&call) };
-                send(&theirs, &serde_json::to_vec(&reply).unwrap(), &[]).unwrap();
-            }
-        });
-        let runtime = Runtime::new(ours).unwrap();
-        let serving = Arc::clone(&runtime);
-        tokio::spawn(async move { serving.serve(|_, _, _| {}).await });
-        Agent::new(Config::default(), Paths::below(root), runtime, None, Source::Files)
+    fn agent(root: &Path, answer: impl FnMut(&Call) -> Answer + Send + 'static) -> Arc<Agent> {
+        Agent::new(&Config::default(), Paths::below(root), runtime(answer), None, Source::Files)
     }
 
     #[test]
@@ -317,19 +202,55 @@ pub(crate) mod tests {
                 let creating = Arc::clone(&agent);
                 let created = tokio::spawn(async move { creating.create_sandbox(CreateSandboxRequest::new()).await });
                 while beginning.try_recv().is_err() {
-                    tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                    tokio::time::sleep(Duration::from_millis(1)).await;
                 }
-                agent.add(&container("c1")).unwrap();
-                assert!(agent.destroy());
-                let kind = firstlight_runtime::FailureKind::Internal;
-                let failure = Failure { kind, message: "no namespaces".into() };
-                go.send(if fails { Err(failure) } else { Ok(Done::default()) }).unwrap();
+                agent.sandbox.add(&container("c1")).unwrap();
+                assert!(agent.sandbox.destroy());
+                let failed = failure(FailureKind::Internal, "no namespaces");
+                go.send(if fails { failed } else { Ok(Done::default()) }).unwrap();
                 let error = created.await.unwrap().unwrap_err();
                 assert!(error.message.contains(if fails { "no namespaces" } else { "destroyed" }), "{error}");
-                assert_eq!(agent.add(&container("c2")).unwrap_err().code, Code::FAILED_PRECONDITION);
+                assert_eq!(agent.sandbox.add(&container("c2")).unwrap_err().code, Code::FAILED_PRECONDITION);
                 assert!(agent.create_sandbox(CreateSandboxRequest::new()).await.is_err());
-                assert!(!agent.destroy(), "it was destroyed already");
+                assert!(!agent.sandbox.destroy(), "it was destroyed already");
             });
         }
+    }
+
+    #[test]
+    fn sandbox_is_created_even_if_its_caller_disconnects() {
+        run(async {
+            let dir = tempfile::tempdir().unwrap();
+            let (go, gone) = std::sync::mpsc::channel::<()>();
+            let agent = agent(dir.path(), move |_| {
+                gone.recv().unwrap();
+                Ok(Done::default())
+            });
+            let caller = agent.create_sandbox(CreateSandboxRequest::new());
+            assert!(tokio::time::timeout(Duration::from_millis(50), caller).await.is_err());
+            assert!(!agent.sandbox.is_created());
+            go.send(()).unwrap();
+            while !agent.sandbox.is_created() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        });
+    }
+
+    #[test]
+    fn missing_hook_directory_is_no_error_and_hooks_are_loaded() {
+        use std::os::unix::fs::PermissionsExt;
+        run(async {
+            let dir = tempfile::tempdir().unwrap();
+            let agent = agent(dir.path(), |_| Ok(Done::default()));
+            agent.load_guest_hooks(Path::new("")).await;
+            agent.load_guest_hooks(Path::new("/opt/hooks")).await;
+            assert!(agent.sandbox.hooks().poststop().is_none());
+            let file = dir.path().join("opt/hooks/poststop/clean");
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(&file, "").unwrap();
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+            agent.load_guest_hooks(Path::new("/opt/hooks")).await;
+            assert_eq!(agent.sandbox.hooks().poststop().as_ref().map(Vec::len), Some(1));
+        });
     }
 }

@@ -276,12 +276,12 @@ impl Container {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use ttrpc::Code;
 
-    fn container() -> Container {
-        Container::new("c1", "/b".into(), "/g".into(), None, Arc::new(Process::new(false)))
+    pub(crate) fn container(id: &str) -> Arc<Container> {
+        Arc::new(Container::new(id, "/b".into(), "/g".into(), None, Arc::new(Process::new(false))))
     }
 
     fn process() -> Arc<Process> {
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn phases_change_only_in_order() {
-        let container = container();
+        let container = container("c1");
         assert!(container.advance(&[Phase::Created], Phase::Started).unwrap_err().message.contains("Creating"));
         container.advance(&[Phase::Creating], Phase::Created).unwrap();
         assert_eq!(container.add("e", &process()).unwrap_err().code, Code::FAILED_PRECONDITION);
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn paused_container_rejects_exec_and_second_pause() {
-        let container = container();
+        let container = container("c1");
         assert!(container.set_freezer(Freezer::Off, Freezer::Changing).is_err(), "it is being created");
         container.advance(&[Phase::Creating], Phase::Created).unwrap();
         container.set_freezer(Freezer::Off, Freezer::Changing).unwrap();
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn both_names_of_the_first_process_are_reserved() {
-        let container = container();
+        let container = container("c1");
         container.advance(&[Phase::Creating], Phase::Started).unwrap();
         assert!(Arc::ptr_eq(&container.process("").unwrap(), &container.process("c1").unwrap()));
         for name in ["", "c1"] {
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn fetched_process_is_unknown_and_its_name_reusable() {
-        let container = container();
+        let container = container("c1");
         container.advance(&[Phase::Creating], Phase::Started).unwrap();
         let first = process();
         container.add("e", &first).unwrap();

@@ -14,7 +14,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::clock::now_us;
+use crate::boot_events::BootEvents;
 use crate::error::{Error, Result};
 use crate::gpu::View;
 
@@ -155,10 +155,10 @@ impl Control {
         let _ = self.messages.send(message);
     }
 
-    /// Adds an event to the boot record.
-    pub fn event(&self, what: &str, object: &str, detail: &str) {
-        let (what, object, detail) = (what.to_owned(), object.to_owned(), detail.to_owned());
-        self.send(ToInit::Event { at_us: now_us(), kind: what, object, detail });
+    /// Returns the sink for events of the boot record.
+    #[must_use]
+    pub fn events(&self) -> BootEvents {
+        BootEvents::new(self.messages.clone())
     }
 
     /// Returns the boot record as JSON.
@@ -257,7 +257,7 @@ mod tests {
             assert_eq!(lines.next_line().await.unwrap().unwrap(), "\"subscribe\"");
             writer.write_all(b"rubbish\n{\"gpus\":{\"scanned\":true,\"gpus\":[]}}\n").await.unwrap();
             view.wait_for(|view| view.scanned).await.unwrap();
-            control.event("container-started", "c1", "");
+            control.events().add("container-started", "c1", "");
             let line = lines.next_line().await.unwrap().unwrap();
             assert!(line.contains("container-started") && line.contains("c1"), "{line}");
             // The replies arrive in another order than the requests.

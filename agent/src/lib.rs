@@ -8,23 +8,22 @@
 
 pub mod agent;
 pub mod background;
+pub mod boot_events;
 pub mod bundle;
 pub mod capabilities;
 pub mod clock;
 pub mod config;
 mod console;
 pub mod container;
+pub mod containers;
 pub mod control;
 pub mod convert;
 pub mod copy;
-mod create;
 pub mod devices;
 mod dns;
-mod early_cgroup;
 pub mod error;
-mod exec;
-mod first_process;
-mod freeze;
+#[cfg(test)]
+mod fake_runtime;
 pub mod gpu;
 pub mod guest;
 mod hooks;
@@ -40,13 +39,15 @@ pub mod oom;
 pub mod paths;
 pub mod policy;
 pub mod process;
-mod remove;
 pub mod runtime;
+pub mod sandbox;
 pub mod server;
 pub mod service;
 pub mod stats;
 pub mod storage;
 pub mod stream;
-mod swap;
-mod update;
+pub mod swap;
 mod vsock;
+
+/// The agent's version.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -18,6 +18,7 @@ use crate::clock::now_us;
 use crate::config::Config;
 use crate::control::Control;
 use crate::gpu::{Source, View};
+use crate::idle::Idle;
 use crate::paths::Paths;
 use crate::policy;
 use crate::runtime::Runtime;
@@ -39,22 +40,22 @@ pub async fn serve(config: Config, runtime: OwnedFd) -> io::Result<()> {
     let (sender, view) = watch::channel(View::default());
     let control = config.control.as_deref().map(|path| Control::connect(path, sender));
     let gpus = if control.is_some() { Source::Init(view) } else { Source::Files };
-    let agent = Agent::new(config, paths, Arc::clone(&runtime), control, gpus);
+    let agent = Agent::new(&config, paths, Arc::clone(&runtime), control.clone(), gpus);
+    let idle = Arc::new(Idle::default());
     let mut server = ttrpc::r#async::Server::new().add_listener(listener);
-    server = server.register_service(service::all(&agent, &gate));
+    server = server.register_service(service::all(&agent, &gate, &idle, control.as_ref()));
     server.start().await.map_err(io::Error::other)?;
-    if let Some(control) = &agent.control {
+    if let Some(control) = &control {
         control.send(ToInit::Listening { at_us: bound_us });
     }
-    if let Some((port, queue)) = agent.config.log_port.zip(agent_log::queue()) {
+    if let Some((port, queue)) = config.log_port.zip(agent_log::queue()) {
         tokio::spawn(agent_log::port::serve(port, queue));
     }
-    if let Some(port) = agent.config.console_port.filter(|_| agent.config.console) {
+    if let Some(port) = config.console_port.filter(|_| config.console) {
         tokio::spawn(console::serve(port));
     }
-    let idle_agent = Arc::clone(&agent);
-    tokio::spawn(async move { idle_agent.idle.run().await });
-    Err(runtime.serve(|container, name, code| agent.ended(container, name, code)).await)
+    tokio::spawn(async move { idle.run().await });
+    Err(runtime.serve(|container, name, code| agent.containers.ended(container, name, code)).await)
 }
 
 /// Binds an address: `vsock://CID:PORT` (`-1` is any), `unix://PATH` or `tcp://HOST:PORT`.

@@ -1,22 +1,37 @@
 //! AddSwap and AddSwapPath: swap on a host disk.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 
-use crate::agent::Agent;
+use crate::background;
 use crate::error::{Error, Result};
-use crate::{background, hotplug};
+use crate::hotplug::{self, Hotplug};
+use crate::paths::Paths;
 
 /// Upper bound on the depth of a PCI path.
 const MAX_SLOTS: usize = 32;
 
-impl Agent {
+/// Enables swap.
+#[derive(Debug)]
+pub struct Swap {
+    hotplug: Hotplug,
+    /// The sandbox's directory, which may contain swap files.
+    dir: PathBuf,
+}
+
+impl Swap {
+    /// Creates the component.
+    #[must_use]
+    pub fn new(paths: &Paths, hotplug: &Hotplug) -> Self {
+        Self { hotplug: hotplug.clone(), dir: paths.run.join("sandbox") }
+    }
+
     /// Enables swap on the disk at a PCI path.
     ///
     /// # Errors
     /// The disk does not exist, or the kernel rejects it for swap.
-    pub async fn add_swap(&self, slots: &[u32]) -> Result<()> {
+    pub async fn add_disk(&self, slots: &[u32]) -> Result<()> {
         if slots.is_empty() || slots.len() > MAX_SLOTS {
             return Err(Error::invalid(format!("swap: a PCI path of {} slots", slots.len())));
         }
@@ -29,12 +44,12 @@ impl Agent {
     ///
     /// # Errors
     /// The path has another type or location, or the kernel rejects it for swap.
-    pub async fn add_swap_path(&self, path: &str) -> Result<()> {
+    pub async fn add_path(&self, path: &str) -> Result<()> {
         if hotplug::is_node(Path::new(path)) {
             let disk = self.hotplug.block_by_node(path).await.map_err(|error| error.during("swap"))?;
             return background::blocking(move || swap_to(&disk)).await;
         }
-        let dir = self.paths.run.join("sandbox");
+        let dir = self.dir.clone();
         let below = Path::new(path).strip_prefix(&dir).map(Path::to_owned);
         let shown: String = path.chars().take(200).collect();
         let below = below.map_err(|_| {
@@ -80,6 +95,8 @@ fn swap_on(opened: rustix::io::Result<std::os::fd::OwnedFd>, kind: FileType, sho
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake_runtime::run;
+    use std::time::Duration;
 
     #[test]
     fn path_of_another_type_is_rejected_for_swap() {
@@ -94,5 +111,22 @@ mod tests {
         refused(swap_to_file(root.path(), "../etc".as_ref()).unwrap_err(), "failed to open");
         // A file without a swap area, or a test without the right to swap.
         refused(swap_to_file(root.path(), "file".as_ref()).unwrap_err(), "failed to enable swap on");
+    }
+
+    #[test]
+    fn only_disks_and_files_of_the_sandbox_are_accepted() {
+        run(async {
+            let root = tempfile::tempdir().unwrap();
+            let paths = Paths::below(root.path());
+            let swap = Swap::new(&paths, &Hotplug::new(&paths, Duration::ZERO));
+            let error = swap.add_path("/etc/passwd").await.unwrap_err();
+            assert_eq!(error.code, ttrpc::Code::INVALID_ARGUMENT);
+            assert!(error.message.contains("neither a disk"), "{error}");
+            let file = paths.run.join("sandbox/swap").display().to_string();
+            assert!(swap.add_path(&file).await.unwrap_err().message.contains("failed to open"));
+            for slots in [&[][..], &[1; 33]] {
+                assert!(swap.add_disk(slots).await.unwrap_err().message.contains("a PCI path of"));
+            }
+        });
     }
 }

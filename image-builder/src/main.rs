@@ -1,12 +1,7 @@
 //! The command line of image-builder.
 #![forbid(unsafe_code)]
 
-mod build_command;
-mod diff_command;
-mod kernel_check;
-mod matrix_command;
-mod sbom_command;
-mod sizes_command;
+mod commands;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -17,7 +12,7 @@ use clap::{Parser, Subcommand};
 use firstlight_image_builder::format::verity::Params;
 use firstlight_image_builder::kernel::recipe::Recipe;
 use firstlight_image_builder::kernel::{Kernel, Source};
-use firstlight_image_builder::{cache, list, packages, verify};
+use firstlight_image_builder::{cache, format::list, image::verify, packages};
 use firstlight_progress::{Progress, megabytes};
 
 /// Builds guest images from a manifest.
@@ -31,9 +26,9 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Build the image that a manifest describes.
-    Build(build_command::Build),
+    Build(commands::build::Build),
     /// Build the image from the suites' current packages, and write a lock file.
-    Lock(build_command::Lock),
+    Lock(commands::build::Lock),
     /// Manage the store of downloaded files.
     Store {
         #[command(subcommand)]
@@ -58,15 +53,15 @@ enum Command {
     },
     /// Compare two images by their records. The exit code is 0 if they are the
     /// same, 1 if not, 2 on errors.
-    Diff(diff_command::Diff),
+    Diff(commands::diff::Diff),
     /// Write an image's SBOM: packages, files, kernel, driver.
-    Sbom(sbom_command::Sbom),
+    Sbom(commands::sbom::Sbom),
     /// Print the sizes in an image by package.
-    Size(sizes_command::Size),
+    Size(commands::sizes::Size),
     /// Print which NVIDIA driver compiles for which kernel.
-    Matrix(matrix_command::Matrix),
+    Matrix(commands::matrix::Matrix),
     /// Print which files of the NVIDIA driver are in which profile, and why.
-    Profiles(matrix_command::Profiles),
+    Profiles(commands::matrix::Profiles),
     /// List the entries of an initial RAM file system (compressed or not), an
     /// EROFS image, or a disk with one.
     Ls {
@@ -111,7 +106,7 @@ enum KernelCommand {
     },
     /// Check an existing kernel against the requirements. The exit code is 0 if
     /// it meets them, 1 if not, 2 on errors.
-    Check(kernel_check::Arguments),
+    Check(commands::kernel_check::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -127,7 +122,9 @@ fn main() -> ExitCode {
 
 fn run() -> Result<ExitCode> {
     match Arguments::parse().command {
-        Command::Kernel { command: KernelCommand::Check(arguments) } => return Ok(kernel_check::run(&arguments)),
+        Command::Kernel { command: KernelCommand::Check(arguments) } => {
+            return Ok(commands::kernel_check::run(&arguments));
+        }
         Command::Diff(diff) => return Ok(diff.run()),
         Command::Verify { dir, params, json } => run_verify(&dir, params.as_ref(), json),
         Command::Build(build) => build.run(),

@@ -13,7 +13,7 @@ use crate::steps::not_run;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {}
 
-/// Checks formatting, lints, licences, crate dependencies, discouraged words and generated documents.
+/// Checks formatting, lints, licences, dependencies of crates and modules, discouraged words and generated documents.
 pub(crate) fn check(_: &Args) -> anyhow::Result<ExitCode> {
     cargo(&["fmt", "--all", "--check"])?;
     // Tests with requirements that not every host meets are behind features; they are linted too.
@@ -22,6 +22,7 @@ pub(crate) fn check(_: &Args) -> anyhow::Result<ExitCode> {
     cargo(&[&clippy[..], &["--", "-D", "warnings"]].concat())?;
     check_dependencies()?;
     crate::crates::check()?;
+    crate::modules::check()?;
     check_documents()?;
     crate::words::check()?;
     crate::conformance::check()?;

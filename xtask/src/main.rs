@@ -13,6 +13,7 @@ mod fuzz;
 mod gpu_test;
 mod guest;
 mod image;
+mod modules;
 mod picture;
 mod run;
 mod scenarios;

@@ -13,7 +13,7 @@ use firstlight_agent_api::oci;
 use oci_spec::runtime::{Hook, HookBuilder, Hooks, HooksBuilder, Mount, MountBuilder, RootBuilder, Spec};
 use serde::de::DeserializeOwned;
 
-pub use process::process;
+pub use process::{process, winsize};
 pub use resources::resources;
 
 /// PATH of processes whose configuration has none; libcontainer requires one.

@@ -7,6 +7,7 @@ use oci_spec::runtime::{
     Box as OciBox, BoxBuilder, Capability, LinuxCapabilities, LinuxCapabilitiesBuilder, PosixRlimit,
     PosixRlimitBuilder, Process, User,
 };
+use rustix::termios::Winsize;
 
 use super::{ConvertError, DEFAULT_PATH, Result, parse_name, some};
 
@@ -98,6 +99,14 @@ fn rlimit(message: &oci::POSIXRlimit) -> Result<PosixRlimit> {
         .build()?)
 }
 
+/// Converts the size of a terminal; a size with a zero is none.
+#[must_use]
+pub fn winsize(size: &oci::Box) -> Option<Winsize> {
+    let rows = u16::try_from(size.Height).ok().filter(|rows| *rows > 0)?;
+    let columns = u16::try_from(size.Width).ok().filter(|columns| *columns > 0)?;
+    Some(Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,5 +164,12 @@ mod tests {
             let error = process(&message).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }
+    }
+
+    #[test]
+    fn invalid_terminal_sizes_are_none() {
+        let size = |height, width| winsize(&oci::Box { Height: height, Width: width, ..Default::default() });
+        assert_eq!(size(24, 80).map(|size| (size.ws_row, size.ws_col)), Some((24, 80)));
+        assert!(size(0, 80).is_none() && size(24, 70_000).is_none());
     }
 }

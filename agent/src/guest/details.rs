@@ -5,8 +5,7 @@ use std::path::Path;
 
 use firstlight_agent_api::agent::{AgentDetails, GuestDetailsRequest, GuestDetailsResponse};
 
-use crate::service::VERSION;
-use crate::{devices, storage};
+use crate::{VERSION, devices, storage};
 
 /// Returns the details. Fields that were not requested, or that the kernel does not provide, are
 /// zero.

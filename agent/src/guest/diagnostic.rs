@@ -12,9 +12,9 @@ use std::path::Path;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use serde::Deserialize;
 
-use crate::agent::Agent;
 use crate::background;
 use crate::error::{Error, Result};
+use crate::sandbox::Sandbox;
 
 /// The only supported kind of data.
 const TERMINATION_LOG: &str = "termination_log";
@@ -98,39 +98,37 @@ fn last(file: &File) -> std::io::Result<Vec<u8>> {
     Ok(data)
 }
 
-impl Agent {
-    /// Returns a container's termination message.
-    ///
-    /// # Errors
-    /// `INVALID_ARGUMENT` for another kind of data or an unknown container; `INTERNAL` with the
-    /// reason if there is no message.
-    pub async fn diagnostic(&self, kind: &str, container: &str) -> Result<String> {
-        if kind != TERMINATION_LOG {
-            let kind: String = kind.chars().take(80).collect();
-            return Err(Error::invalid(format!(
-                "unsupported diagnostic log_type: {kind}; supported: {TERMINATION_LOG}"
-            )));
-        }
-        let container = self.container(container)?;
-        let run = self.paths.run.clone();
-        background::blocking(move || {
-            let file = container.bundle.join("config.json");
-            let failed = |why: String| Error::internal(format!("termination log of container {}: {why}", container.id));
-            let configuration = std::fs::read(&file).map_err(|error| failed(format!("{}: {error}", file.display())))?;
-            let source = source(&configuration).map_err(failed)?;
-            let data = tail(&run, &source).map_err(|why| failed(format!("{source:?}: {why}")))?;
-            Ok(String::from_utf8_lossy(&data).into_owned())
-        })
-        .await
+/// Returns a container's termination message, which is a file below `run`.
+///
+/// # Errors
+/// `INVALID_ARGUMENT` for another kind of data or an unknown container; `INTERNAL` with the reason
+/// if there is no message.
+pub async fn read(sandbox: &Sandbox, run: &Path, kind: &str, container: &str) -> Result<String> {
+    if kind != TERMINATION_LOG {
+        let kind: String = kind.chars().take(80).collect();
+        return Err(Error::invalid(format!("unsupported diagnostic log_type: {kind}; supported: {TERMINATION_LOG}")));
     }
+    let (container, run) = (sandbox.container(container)?, run.to_owned());
+    background::blocking(move || {
+        let file = container.bundle.join("config.json");
+        let failed = |why: String| Error::internal(format!("termination log of container {}: {why}", container.id));
+        let configuration = std::fs::read(&file).map_err(|error| failed(format!("{}: {error}", file.display())))?;
+        let source = source(&configuration).map_err(failed)?;
+        let data = tail(&run, &source).map_err(|why| failed(format!("{source:?}: {why}")))?;
+        Ok(String::from_utf8_lossy(&data).into_owned())
+    })
+    .await
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::container::Container;
+    use crate::process::Process;
     use proptest::prelude::*;
     use std::fs;
     use std::os::unix::fs::symlink;
+    use std::sync::Arc;
 
     #[test]
     fn last_mount_at_the_annotated_path_is_used() {
@@ -179,6 +177,30 @@ mod tests {
         assert!(tail(&run, "/etc/passwd").unwrap_err().contains("not below"));
         assert!(tail(Path::new("/dev"), "/dev/null").unwrap_err().contains("CharacterDevice"));
         assert_eq!(tail(&run, &run.join("shared/real/log").display().to_string()).unwrap(), b"x");
+    }
+
+    #[test]
+    fn message_of_a_container_is_returned() {
+        crate::fake_runtime::run(async {
+            let root = tempfile::tempdir().unwrap();
+            let sandbox = Sandbox::default();
+            let (run, bundle) = (root.path().join("run"), root.path().join("c1"));
+            fs::create_dir_all(&run).unwrap();
+            fs::create_dir_all(&bundle).unwrap();
+            let first = Arc::new(Process::new(false));
+            sandbox.add(&Arc::new(Container::new("c1", bundle.clone(), "/g".into(), None, first))).unwrap();
+            let message = async |kind: &str, container: &str| read(&sandbox, &run, kind, container).await;
+            assert!(message("dmesg", "c1").await.unwrap_err().message.contains("supported: termination_log"));
+            assert_eq!(message("termination_log", "c2").await.unwrap_err().code, ttrpc::Code::INVALID_ARGUMENT);
+            let error = message("termination_log", "c1").await.unwrap_err();
+            assert!(error.message.contains("container c1") && error.message.contains("config.json"), "{error}");
+            let log = run.join("log");
+            fs::write(&log, "out of memory").unwrap();
+            let mount = format!(r#"{{"destination":"/dev/log","source":"{}"}}"#, log.display());
+            let configuration = format!(r#"{{"annotations":{{"{ANNOTATION}":"/dev/log"}},"mounts":[{mount}]}}"#);
+            fs::write(bundle.join("config.json"), configuration).unwrap();
+            assert_eq!(message("termination_log", "c1").await.as_deref(), Ok("out of memory"));
+        });
     }
 
     proptest! {

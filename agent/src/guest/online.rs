@@ -9,11 +9,12 @@ use std::time::Duration;
 use firstlight_agent_api::agent::OnlineCPUMemRequest;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::agent::Agent;
+use super::cpuset::{self, count};
 use crate::background;
 use crate::error::{Error, Result};
-use crate::guest::cpuset::{self, count};
 use crate::hotplug::Uevents;
+use crate::paths::Paths;
+use crate::sandbox::Sandbox;
 
 /// Timeout for CPUs to appear and to come online.
 const CPU_TIMEOUT: Duration = Duration::from_secs(5);
@@ -93,8 +94,8 @@ fn memory(sysfs: &Path) -> Result<()> {
 /// Brings newly plugged memory online automatically. Started by the first request for memory: the
 /// VMM replies to a shim before the guest has detected what was plugged in, and a request that
 /// finds nothing does not know what to wait for.
-#[derive(Debug, Default)]
-pub struct MemoryWatcher(Arc<AtomicBool>);
+#[derive(Debug, Default, Clone)]
+struct MemoryWatcher(Arc<AtomicBool>);
 
 impl MemoryWatcher {
     /// Starts the watcher, once.
@@ -167,25 +168,38 @@ async fn wait_for_cpus(sysfs: &Path, requested: u32) -> Result<()> {
     })
 }
 
-impl Agent {
+/// Brings hot-plugged CPUs and memory online.
+#[derive(Debug, Clone)]
+pub struct CpusAndMemory {
+    sysfs: PathBuf,
+    sandbox: Arc<Sandbox>,
+    watcher: MemoryWatcher,
+}
+
+impl CpusAndMemory {
+    /// Creates the component.
+    #[must_use]
+    pub fn new(paths: &Paths, sandbox: &Arc<Sandbox>) -> Self {
+        Self { sysfs: paths.sysfs.clone(), sandbox: Arc::clone(sandbox), watcher: MemoryWatcher::default() }
+    }
+
     /// Brings CPUs online until `nb_cpus` are (0: none), all memory unless only CPUs are requested,
     /// including memory that appears later, and reapplies the cpusets of containers.
     ///
     /// # Errors
     /// `INTERNAL` after 5 s with too few CPUs, with their number and the failing one; or for memory
     /// that fails to come online.
-    pub async fn online(self: &Arc<Self>, request: OnlineCPUMemRequest) -> Result<()> {
-        let agent = Arc::clone(self);
+    pub async fn online(&self, request: OnlineCPUMemRequest) -> Result<()> {
+        let Self { sysfs, sandbox, watcher } = self.clone();
         background::to_completion(async move {
             if request.nb_cpus > 0 {
-                wait_for_cpus(&agent.paths.sysfs, request.nb_cpus).await?;
+                wait_for_cpus(&sysfs, request.nb_cpus).await?;
             }
             if !request.cpu_only {
                 // Started before the scan, so no block is missed in between.
-                agent.memory.start(&agent.paths.sysfs);
+                watcher.start(&sysfs);
             }
-            let containers = agent.containers();
-            let sysfs = agent.paths.sysfs.clone();
+            let containers = sandbox.containers();
             background::blocking(move || {
                 let memory = if request.cpu_only { Ok(()) } else { memory(&sysfs) };
                 for container in containers.iter().filter(|_| request.nb_cpus > 0) {
@@ -285,5 +299,22 @@ mod tests {
     fn missing_sysfs_files_are_ignored() {
         memory(Path::new("/nonexistent")).unwrap();
         assert_eq!(cpus(Path::new("/nonexistent"), 1), CpuState::default());
+    }
+
+    #[test]
+    fn memory_is_left_offline_if_only_cpus_are_requested() {
+        run(async {
+            let root = tempfile::tempdir().unwrap();
+            let (paths, sandbox) = (Paths::below(root.path()), Arc::new(Sandbox::default()));
+            let block = "devices/system/memory/memory1/online";
+            plant(&paths.sysfs, &[(block, "0"), ("devices/system/cpu/online", "0-1\n")]);
+            let parts = CpusAndMemory::new(&paths, &sandbox);
+            let request = |cpu_only| OnlineCPUMemRequest { nb_cpus: 2, cpu_only, ..Default::default() };
+            parts.online(request(true)).await.unwrap();
+            assert_eq!(text(&paths.sysfs, "memory/memory1/online"), "0");
+            assert!(!parts.watcher.0.load(Ordering::Relaxed));
+            parts.online(request(false)).await.unwrap();
+            assert_eq!(text(&paths.sysfs, "memory/memory1/online"), "1");
+        });
     }
 }

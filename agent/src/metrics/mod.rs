@@ -8,16 +8,16 @@ mod guest;
 mod own;
 
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use firstlight_boot_record::GpuPhase;
 use firstlight_init_control::GpuState;
 use firstlight_metrics_text::{Kind, Text};
 
-use crate::agent::Agent;
 use crate::background;
 use crate::error::Result;
 use crate::gpu::Source;
+use crate::paths::Paths;
 
 /// Maximum number of interfaces, disks, and file systems: bounds the reply.
 const MAX_SERIES: usize = 256;
@@ -46,19 +46,33 @@ pub struct AgentState {
     pub log_dropped: u64,
 }
 
-impl Agent {
-    /// Returns all metrics, read in the blocking pool.
+/// Collects metrics of agent and guest.
+#[derive(Debug)]
+pub struct Metrics {
+    proc: PathBuf,
+    root: PathBuf,
+    gpus: Source,
+}
+
+impl Metrics {
+    /// Creates the component.
+    #[must_use]
+    pub fn new(paths: &Paths, gpus: &Source) -> Self {
+        Self { proc: paths.proc.clone(), root: paths.root.clone(), gpus: gpus.clone() }
+    }
+
+    /// Returns all metrics, read in the blocking pool. `containers` is their number.
     ///
     /// # Errors
     /// The blocking task failed.
-    pub async fn metrics(&self) -> Result<String> {
+    pub async fn collect(&self, containers: usize) -> Result<String> {
         let gpus = match &self.gpus {
             Source::Init(view) => view.borrow().gpus.clone(),
             Source::Files => Vec::new(),
         };
         let log_dropped = crate::log::queue().map_or(0, crate::log::Queue::dropped);
-        let state = AgentState { gpus, containers: self.containers().len(), log_dropped };
-        let (proc, root) = (self.paths.proc.clone(), self.paths.root.clone());
+        let state = AgentState { gpus, containers, log_dropped };
+        let (proc, root) = (self.proc.clone(), self.root.clone());
         background::blocking(move || Ok(metrics(&proc, &root, &state))).await
     }
 }

@@ -6,17 +6,17 @@ use async_trait::async_trait;
 use ttrpc::r#async::{MethodHandler, TtrpcContext};
 use ttrpc::proto::{Request, Response};
 
-use crate::agent::Agent;
+use crate::idle::Idle;
 
 pub(super) struct Tracked {
-    pub(super) agent: Arc<Agent>,
+    pub(super) idle: Arc<Idle>,
     pub(super) serve: Box<dyn MethodHandler + Send + Sync>,
 }
 
 #[async_trait]
 impl MethodHandler for Tracked {
     async fn handler(&self, context: TtrpcContext, request: Request) -> ttrpc::Result<Response> {
-        self.agent.idle.called();
+        self.idle.called();
         self.serve.handler(context, request).await
     }
 }

@@ -26,7 +26,8 @@ use protobuf::well_known_types::empty::Empty;
 use ttrpc::r#async::TtrpcContext;
 
 use crate::agent::Agent;
-use crate::guest::{date, details, entropy, probe};
+use crate::containers::{freeze, update};
+use crate::guest::{date, details, diagnostic, entropy, probe};
 use crate::{background, stats, storage};
 
 pub(super) struct Calls(pub(super) Arc<Agent>);
@@ -45,10 +46,7 @@ fn read_limit(len: u32) -> usize {
 #[async_trait]
 impl AgentService for Calls {
     async fn create_sandbox(&self, _: &TtrpcContext, request: CreateSandboxRequest) -> Reply<Empty> {
-        let agent = Arc::clone(&self.0);
-        Ok(background::to_completion(async move { agent.create_sandbox(request).await })
-            .await
-            .map(|()| Empty::new())?)
+        Ok(self.0.create_sandbox(request).await.map(|()| Empty::new())?)
     }
 
     async fn destroy_sandbox(&self, _: &TtrpcContext, _: DestroySandboxRequest) -> Reply<Empty> {
@@ -56,101 +54,104 @@ impl AgentService for Calls {
     }
 
     async fn create_container(&self, context: &TtrpcContext, request: CreateContainerRequest) -> Reply<Empty> {
-        Ok(self.0.create_container(request, timeout(context)).await.map(|()| Empty::new())?)
+        Ok(self.0.containers.create(request, timeout(context)).await.map(|()| Empty::new())?)
     }
 
     async fn start_container(&self, _: &TtrpcContext, request: StartContainerRequest) -> Reply<Empty> {
-        Ok(self.0.start_container(&request.container_id).await.map(|()| Empty::new())?)
+        Ok(self.0.containers.start(&request.container_id).await.map(|()| Empty::new())?)
     }
 
     async fn remove_container(&self, _: &TtrpcContext, request: RemoveContainerRequest) -> Reply<Empty> {
-        Ok(self.0.remove_container(&request.container_id, request.timeout).await.map(|()| Empty::new())?)
+        Ok(self.0.containers.remove(&request.container_id, request.timeout).await.map(|()| Empty::new())?)
     }
 
     async fn exec_process(&self, _: &TtrpcContext, request: ExecProcessRequest) -> Reply<Empty> {
-        Ok(self.0.exec_process(request).await.map(|()| Empty::new())?)
+        Ok(self.0.processes.exec(request).await.map(|()| Empty::new())?)
     }
 
     async fn signal_process(&self, _: &TtrpcContext, request: SignalProcessRequest) -> Reply<Empty> {
         let SignalProcessRequest { container_id, exec_id, signal, .. } = &request;
-        Ok(self.0.signal_process(container_id, exec_id, *signal).await.map(|()| Empty::new())?)
+        Ok(self.0.processes.signal(container_id, exec_id, *signal).await.map(|()| Empty::new())?)
     }
 
     async fn wait_process(&self, _: &TtrpcContext, request: WaitProcessRequest) -> Reply<WaitProcessResponse> {
-        let status = self.0.wait_process(&request.container_id, &request.exec_id).await?;
+        let status = self.0.processes.wait(&request.container_id, &request.exec_id).await?;
         Ok(WaitProcessResponse { status, ..Default::default() })
     }
 
     async fn write_stdin(&self, _: &TtrpcContext, request: WriteStreamRequest) -> Reply<WriteStreamResponse> {
         let len = u32::try_from(request.data.len()).unwrap_or(u32::MAX);
-        self.0.write_stdin(&request.container_id, &request.exec_id, request.data).await?;
+        self.0.processes.write_stdin(&request.container_id, &request.exec_id, request.data).await?;
         Ok(WriteStreamResponse { len, ..Default::default() })
     }
 
     async fn close_stdin(&self, _: &TtrpcContext, request: CloseStdinRequest) -> Reply<Empty> {
-        Ok(self.0.write_stdin(&request.container_id, &request.exec_id, Vec::new()).await.map(|()| Empty::new())?)
+        let closed = self.0.processes.write_stdin(&request.container_id, &request.exec_id, Vec::new()).await;
+        Ok(closed.map(|()| Empty::new())?)
     }
 
     async fn read_stdout(&self, _: &TtrpcContext, request: ReadStreamRequest) -> Reply<ReadStreamResponse> {
-        let process = self.0.container(&request.container_id)?.readable(&request.exec_id)?;
-        let data = process.stdout.read(read_limit(request.len)).await?;
+        let ReadStreamRequest { container_id, exec_id, len, .. } = &request;
+        let data = self.0.processes.read_stdout(container_id, exec_id, read_limit(*len)).await?;
         Ok(ReadStreamResponse { data, ..Default::default() })
     }
 
     async fn read_stderr(&self, _: &TtrpcContext, request: ReadStreamRequest) -> Reply<ReadStreamResponse> {
-        let process = self.0.container(&request.container_id)?.readable(&request.exec_id)?;
-        let data = process.stderr.read(read_limit(request.len)).await?;
+        let ReadStreamRequest { container_id, exec_id, len, .. } = &request;
+        let data = self.0.processes.read_stderr(container_id, exec_id, read_limit(*len)).await?;
         Ok(ReadStreamResponse { data, ..Default::default() })
     }
 
     async fn tty_win_resize(&self, _: &TtrpcContext, request: TtyWinResizeRequest) -> Reply<Empty> {
         let TtyWinResizeRequest { container_id, exec_id, row, column, .. } = &request;
-        Ok(self.0.resize(container_id, exec_id, *row, *column).map(|()| Empty::new())?)
+        Ok(self.0.processes.resize(container_id, exec_id, *row, *column).map(|()| Empty::new())?)
     }
 
     async fn pause_container(&self, _: &TtrpcContext, request: PauseContainerRequest) -> Reply<Empty> {
-        Ok(self.0.pause_container(&request.container_id).await.map(|()| Empty::new())?)
+        let container = self.0.sandbox.container(&request.container_id)?;
+        Ok(freeze::pause(container).await.map(|()| Empty::new())?)
     }
 
     async fn resume_container(&self, _: &TtrpcContext, request: ResumeContainerRequest) -> Reply<Empty> {
-        Ok(self.0.resume_container(&request.container_id).await.map(|()| Empty::new())?)
+        let container = self.0.sandbox.container(&request.container_id)?;
+        Ok(freeze::resume(container).await.map(|()| Empty::new())?)
     }
 
     async fn update_container(&self, _: &TtrpcContext, request: UpdateContainerRequest) -> Reply<Empty> {
-        let resources = request.resources.into_option();
-        Ok(self.0.update_container(&request.container_id, resources).await.map(|()| Empty::new())?)
+        let container = self.0.sandbox.container(&request.container_id)?;
+        Ok(update::update(container, request.resources.into_option()).await.map(|()| Empty::new())?)
     }
 
     async fn update_interface(&self, _: &TtrpcContext, request: UpdateInterfaceRequest) -> Reply<Interface> {
-        Ok(self.0.update_interface(request).await?)
+        Ok(self.0.network.update_interface(request).await?)
     }
 
     async fn update_routes(&self, _: &TtrpcContext, request: UpdateRoutesRequest) -> Reply<Routes> {
-        Ok(self.0.update_routes(request).await?)
+        Ok(self.0.network.update_routes(request).await?)
     }
 
     async fn list_interfaces(&self, _: &TtrpcContext, _: ListInterfacesRequest) -> Reply<Interfaces> {
-        Ok(self.0.list_interfaces().await?)
+        Ok(self.0.network.list_interfaces().await?)
     }
 
     async fn list_routes(&self, _: &TtrpcContext, _: ListRoutesRequest) -> Reply<Routes> {
-        Ok(self.0.list_routes().await?)
+        Ok(self.0.network.list_routes().await?)
     }
 
     async fn add_arp_neighbors(&self, _: &TtrpcContext, request: AddARPNeighborsRequest) -> Reply<Empty> {
-        Ok(self.0.add_neighbours(request).await.map(|()| Empty::new())?)
+        Ok(self.0.network.add_neighbours(request).await.map(|()| Empty::new())?)
     }
 
     async fn get_ip_tables(&self, _: &TtrpcContext, request: GetIPTablesRequest) -> Reply<GetIPTablesResponse> {
-        Ok(GetIPTablesResponse { data: self.0.get_iptables(request).await?, ..Default::default() })
+        Ok(GetIPTablesResponse { data: self.0.network.get_iptables(request).await?, ..Default::default() })
     }
 
     async fn set_ip_tables(&self, _: &TtrpcContext, request: SetIPTablesRequest) -> Reply<SetIPTablesResponse> {
-        Ok(SetIPTablesResponse { data: self.0.set_iptables(request).await?, ..Default::default() })
+        Ok(SetIPTablesResponse { data: self.0.network.set_iptables(request).await?, ..Default::default() })
     }
 
     async fn stats_container(&self, _: &TtrpcContext, request: StatsContainerRequest) -> Reply<StatsContainerResponse> {
-        let container = self.0.container(&request.container_id)?;
+        let container = self.0.sandbox.container(&request.container_id)?;
         let sysfs = self.0.paths.sysfs.clone();
         Ok(background::blocking(move || Ok(stats::read(&container.cgroup, &sysfs))).await?)
     }
@@ -164,7 +165,7 @@ impl AgentService for Calls {
     }
 
     async fn online_cpu_mem(&self, _: &TtrpcContext, request: OnlineCPUMemRequest) -> Reply<Empty> {
-        Ok(self.0.online(request).await.map(|()| Empty::new())?)
+        Ok(self.0.cpus_and_memory.online(request).await.map(|()| Empty::new())?)
     }
 
     async fn mem_hotplug_by_probe(&self, _: &TtrpcContext, request: MemHotplugByProbeRequest) -> Reply<Empty> {
@@ -183,8 +184,8 @@ impl AgentService for Calls {
     }
 
     async fn copy_file(&self, _: &TtrpcContext, request: CopyFileRequest) -> Reply<Empty> {
-        let agent = Arc::clone(&self.0);
-        let copied = background::blocking(move || agent.copies.handle(&agent.paths.share(), &request)).await;
+        let (copies, share) = (Arc::clone(&self.0.copies), self.0.paths.share());
+        let copied = background::blocking(move || copies.handle(&share, &request)).await;
         Ok(copied.map(|()| Empty::new())?)
     }
 
@@ -193,27 +194,27 @@ impl AgentService for Calls {
         _: &TtrpcContext,
         request: GetDiagnosticDataRequest,
     ) -> Reply<GetDiagnosticDataResponse> {
-        let data = self.0.diagnostic(&request.log_type, &request.container_id).await?;
+        let Agent { sandbox, paths, .. } = &*self.0;
+        let data = diagnostic::read(sandbox, &paths.run, &request.log_type, &request.container_id).await?;
         Ok(GetDiagnosticDataResponse { data, ..Default::default() })
     }
 
     async fn get_metrics(&self, _: &TtrpcContext, _: GetMetricsRequest) -> Reply<Metrics> {
-        Ok(Metrics { metrics: self.0.metrics().await?, ..Default::default() })
+        Ok(Metrics { metrics: self.0.metrics.collect(self.0.sandbox.containers().len()).await?, ..Default::default() })
     }
 
     async fn add_swap(&self, _: &TtrpcContext, request: AddSwapRequest) -> Reply<Empty> {
-        Ok(self.0.add_swap(&request.PCIPath).await.map(|()| Empty::new())?)
+        Ok(self.0.swap.add_disk(&request.PCIPath).await.map(|()| Empty::new())?)
     }
 
     async fn add_swap_path(&self, _: &TtrpcContext, request: AddSwapPathRequest) -> Reply<Empty> {
-        Ok(self.0.add_swap_path(&request.path).await.map(|()| Empty::new())?)
+        Ok(self.0.swap.add_path(&request.path).await.map(|()| Empty::new())?)
     }
 
     async fn update_ephemeral_mounts(&self, _: &TtrpcContext, request: UpdateEphemeralMountsRequest) -> Reply<Empty> {
-        let agent = Arc::clone(&self.0);
-        Ok(background::to_completion(async move { agent.storages.update(request.storages).await })
-            .await
-            .map(|()| Empty::new())?)
+        let storages = Arc::clone(&self.0.storages);
+        let updated = background::to_completion(async move { storages.update(request.storages).await }).await;
+        Ok(updated.map(|()| Empty::new())?)
     }
 
     async fn remove_stale_virtiofs_share_mounts(

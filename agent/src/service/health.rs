@@ -1,6 +1,5 @@
 //! `grpc.Health`: takes no lock and never waits; it answers while the agent's event loop runs.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
@@ -9,10 +8,8 @@ use firstlight_agent_api::health::{CheckRequest, HealthCheckResponse, VersionChe
 use firstlight_agent_api::health_ttrpc::Health;
 use ttrpc::r#async::TtrpcContext;
 
-use crate::agent::Agent;
-
-/// The agent's version.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+use crate::VERSION;
+use crate::boot_events::BootEvents;
 
 /// The protocol version that Kata's agent reports.
 const PROTOCOL_VERSION: &str = "0.0.1";
@@ -20,21 +17,21 @@ const PROTOCOL_VERSION: &str = "0.0.1";
 /// Health service that reports the first Check to PID 1: the moment from which a shim considers the
 /// guest running.
 pub(super) struct HealthService {
-    agent: Arc<Agent>,
+    events: BootEvents,
     checked: AtomicBool,
 }
 
 impl HealthService {
-    pub(super) fn new(agent: Arc<Agent>) -> Self {
-        Self { agent, checked: AtomicBool::new(false) }
+    pub(super) fn new(events: BootEvents) -> Self {
+        Self { events, checked: AtomicBool::new(false) }
     }
 }
 
 #[async_trait]
 impl Health for HealthService {
     async fn check(&self, _: &TtrpcContext, _: CheckRequest) -> ttrpc::Result<HealthCheckResponse> {
-        if let Some(control) = self.agent.control.as_ref().filter(|_| !self.checked.swap(true, Ordering::Relaxed)) {
-            control.event("first-check", "agent", "");
+        if !self.checked.swap(true, Ordering::Relaxed) {
+            self.events.add("first-check", "agent", "");
         }
         Ok(HealthCheckResponse { status: ServingStatus::SERVING.into(), ..Default::default() })
     }

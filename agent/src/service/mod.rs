@@ -14,9 +14,10 @@ use firstlight_agent_api::{agent_ttrpc, firstlight_ttrpc, health_ttrpc};
 use ttrpc::r#async::Service;
 
 use crate::agent::Agent;
+use crate::boot_events::BootEvents;
+use crate::control::Control;
+use crate::idle::Idle;
 use crate::policy::Gate;
-
-pub use health::VERSION;
 
 /// The implemented calls of `grpc.AgentService`. ttrpc answers all others with `UNIMPLEMENTED`,
 /// which shims check for.
@@ -63,9 +64,15 @@ const SERVED: &[&str] = &[
     "SetPolicy",
 ];
 
-/// Returns every service of the agent, with the policy check before each call.
+/// Returns every service of the agent, with the policy check before each call. `idle` is told of
+/// each call; `control` is the connection to PID 1, if there is one.
 #[must_use]
-pub fn all(agent: &Arc<Agent>, gate: &Arc<Gate>) -> HashMap<String, Service> {
+pub fn all(
+    agent: &Arc<Agent>,
+    gate: &Arc<Gate>,
+    idle: &Arc<Idle>,
+    control: Option<&Arc<Control>>,
+) -> HashMap<String, Service> {
     let calls = Arc::new(agent_service::Calls(Arc::clone(agent)));
     let mut services = agent_ttrpc::create_agent_service(calls);
     for service in services.values_mut() {
@@ -78,10 +85,11 @@ pub fn all(agent: &Arc<Agent>, gate: &Arc<Gate>) -> HashMap<String, Service> {
         {
             service.methods = policy_check::authorise_all(std::mem::take(&mut service.methods), gate);
         }
-        let tracked = |(name, serve)| (name, Box::new(activity::Tracked { agent: Arc::clone(agent), serve }) as _);
+        let tracked = |(name, serve)| (name, Box::new(activity::Tracked { idle: Arc::clone(idle), serve }) as _);
         service.methods = std::mem::take(&mut service.methods).into_iter().map(tracked).collect();
     }
-    services.extend(health_ttrpc::create_health(Arc::new(health::HealthService::new(Arc::clone(agent)))));
-    services.extend(firstlight_ttrpc::create_boot_record(Arc::new(record::Record(Arc::clone(agent)))));
+    let events = control.map_or_else(BootEvents::default, |control| control.events());
+    services.extend(health_ttrpc::create_health(Arc::new(health::HealthService::new(events))));
+    services.extend(firstlight_ttrpc::create_boot_record(Arc::new(record::Record(control.cloned()))));
     services
 }

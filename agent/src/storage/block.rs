@@ -45,7 +45,7 @@ pub(super) fn filesystem(kind: &str, device: &Path, options: &Options) -> Result
         )));
     }
     let device = device.to_str().ok_or_else(|| Error::invalid("the device's path is not UTF-8"))?;
-    Detached::filesystem(kind, Some(device), options).map_err(|error| error.during(device))
+    Detached::filesystem(kind, Some(device), options).map_err(|error| Error::from(error).during(device))
 }
 
 pub(super) fn make(job: &Job<'_>) -> Result<Resources> {

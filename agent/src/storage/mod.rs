@@ -21,7 +21,6 @@ mod overlay;
 mod resources;
 pub mod safe_path;
 mod scratch;
-mod shared_mounts;
 mod stale;
 mod table;
 mod tree_sync;
@@ -40,7 +39,6 @@ use crate::paths::Paths;
 
 pub use options::Options;
 pub use resources::{Resource, Resources};
-pub use shared_mounts::{ContainerNames, check as check_shared};
 pub use stale::refresh as refresh_stale;
 pub use table::Table;
 pub use volume::stats;

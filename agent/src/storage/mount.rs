@@ -29,6 +29,40 @@ pub struct Mounted {
     made: bool,
 }
 
+/// A failed step of the setup of a file system.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SetupError {
+    /// The file system rejects an option.
+    #[error("{error}")]
+    Option {
+        /// The option's name.
+        name: String,
+        /// The kernel's error; `EINVAL` also stands for an unknown option.
+        errno: Errno,
+        /// The error for the caller, with the kernel's messages.
+        error: Error,
+    },
+    /// Another step failed.
+    #[error(transparent)]
+    Step(#[from] Error),
+}
+
+impl SetupError {
+    /// Returns whether the file system may not know this option.
+    #[must_use]
+    pub fn may_not_know(&self, option: &str) -> bool {
+        matches!(self, Self::Option { name, errno: Errno::INVAL, .. } if name == option)
+    }
+}
+
+impl From<SetupError> for Error {
+    fn from(error: SetupError) -> Self {
+        match error {
+            SetupError::Option { error, .. } | SetupError::Step(error) => error,
+        }
+    }
+}
+
 /// A file system context (fsopen, fspick).
 struct Setup<'a> {
     fd: OwnedFd,
@@ -51,18 +85,20 @@ impl Setup<'_> {
         if all.is_empty() { String::new() } else { format!(" ({})", all.join("; ")) }
     }
 
-    fn set(&self, name: &str, value: Option<&str>) -> Result<()> {
+    fn set(&self, name: &str, value: Option<&str>) -> std::result::Result<(), SetupError> {
         let shown = value.map_or(name.to_owned(), |value| format!("{name}={value}"));
         if name.len() > MAX_LEN || value.is_some_and(|value| value.len() > MAX_LEN) {
             let shown: String = shown.chars().take(80).collect();
-            return Err(Error::invalid(format!("option {shown}...: longer than {MAX_LEN} bytes")));
+            return Err(Error::invalid(format!("option {shown}...: longer than {MAX_LEN} bytes")).into());
         }
         let done = match value {
             Some(value) => rustix::mount::fsconfig_set_string(&self.fd, name, value),
             None => rustix::mount::fsconfig_set_flag(&self.fd, name),
         };
-        done.map_err(|error| {
-            Error::invalid(format!("{} rejects the option {shown}: {error}{}", self.kind, self.kernel_messages()))
+        done.map_err(|errno| {
+            let messages = self.kernel_messages();
+            let error = Error::invalid(format!("{} rejects the option {shown}: {errno}{messages}", self.kind));
+            SetupError::Option { name: name.to_owned(), errno, error }
         })
     }
 }
@@ -87,7 +123,7 @@ impl Detached {
     /// # Errors
     /// The kernel does not support the file system, an option is invalid, or the file system is not
     /// readable; with the kernel's message if there is one.
-    pub fn filesystem(kind: &str, source: Option<&str>, options: &Options) -> Result<Self> {
+    pub fn filesystem(kind: &str, source: Option<&str>, options: &Options) -> std::result::Result<Self, SetupError> {
         let fd = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).map_err(|error| match error {
             Errno::NODEV => Error::internal(format!(
                 "the guest's kernel does not support {kind}: add its module to the image and load it at boot"
@@ -217,4 +253,23 @@ pub fn reconfigure(mount: impl AsFd, kind: &str, options: &[(String, Option<Stri
     }
     rustix::mount::fsconfig_reconfigure(&setup.fd)
         .map_err(|error| Error::internal(format!("failed to reconfigure {kind}: {error}{}", setup.kernel_messages())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_invalid_option_of_this_name_may_be_unknown() {
+        let rejected = |name: &str, errno| {
+            let error = Error::invalid("overlay rejects the option lowerdir+=/a");
+            SetupError::Option { name: name.to_owned(), errno, error }
+        };
+        assert!(rejected("lowerdir+", Errno::INVAL).may_not_know("lowerdir+"));
+        assert!(!rejected("lowerdir+", Errno::NOENT).may_not_know("lowerdir+"));
+        assert!(!rejected("upperdir", Errno::INVAL).may_not_know("lowerdir+"));
+        assert!(!SetupError::from(Error::internal("lowerdir+")).may_not_know("lowerdir+"));
+        let error = Error::from(rejected("lowerdir+", Errno::INVAL));
+        assert_eq!(error.message, "overlay rejects the option lowerdir+=/a");
+    }
 }

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use super::mount::{Detached, Mounted};
+use super::mount::{Detached, Mounted, SetupError};
 use super::options::Options;
 use super::safe_path::{self, Kind, MountPoint, by_descriptor};
 use super::scratch::{self, Scratch};
@@ -16,6 +16,9 @@ const CREATE_DIRECTORY: &str = "io.katacontainers.volume.overlayfs.create_direct
 
 /// Option that requests a writable layer in memory.
 const WRITABLE: &str = "io.katacontainers.fs-opt.overlay-rw";
+
+/// The kernel's option that adds one lower layer.
+const LAYER: &str = "lowerdir+";
 
 /// The kernel's limit.
 const MAX_LAYERS: usize = 500;
@@ -74,28 +77,38 @@ impl Layers {
 
     /// Mounts the layers.
     pub(super) fn mount(&self, paths: &Paths, target: &Path, options: &Options) -> Result<Mounted> {
-        let Layers { lower, upper } = self.open()?;
-        let mut all = options.clone();
-        let mut add = |name: &str, value: String| all.data.push((name.to_owned(), Some(value)));
-        for layer in &lower {
-            // One option per layer: a single option could exceed the kernel's limit.
-            add("lowerdir+", by_descriptor(layer));
-        }
-        if let Some((upper, work)) = &upper {
-            add("upperdir", by_descriptor(upper));
-            add("workdir", by_descriptor(work));
-        }
-        let mount = match Detached::filesystem("overlay", Some("overlay"), &all) {
-            Err(error) if error.message.contains("lowerdir+") => {
-                // Kernels before 6.8 support only the single option.
-                all.data.retain(|(name, _)| name != "lowerdir+");
-                let lower: Vec<String> = lower.iter().map(by_descriptor).collect();
-                all.data.push(("lowerdir".to_owned(), Some(lower.join(":"))));
-                Detached::filesystem("overlay", Some("overlay"), &all)?
-            }
-            result => result?,
-        };
+        let layers = self.open()?;
+        let mount = layers.create(options, |all| Detached::filesystem("overlay", Some("overlay"), all))?;
         mount.attach(&paths.run, MountPoint::create(&paths.run, target, Kind::Directory)?, options)
+    }
+}
+
+impl Layers<OwnedFd> {
+    /// Creates an overlay by `create`, with one option per layer, because a single option can exceed
+    /// the kernel's limit. Kernels before 6.8 know only the single option.
+    fn create<T>(
+        &self,
+        options: &Options,
+        mut create: impl FnMut(&Options) -> std::result::Result<T, SetupError>,
+    ) -> Result<T> {
+        let lower: Vec<String> = self.lower.iter().map(by_descriptor).collect();
+        let one_each = lower.iter().map(|layer| (LAYER, layer.clone())).collect();
+        match create(&self.options(options, one_each)) {
+            Err(error) if error.may_not_know(LAYER) => {
+                Ok(create(&self.options(options, vec![("lowerdir", lower.join(":"))]))?)
+            }
+            result => Ok(result?),
+        }
+    }
+
+    /// Adds the layers to other options.
+    fn options(&self, options: &Options, lower: Vec<(&str, String)>) -> Options {
+        let mut all = options.clone();
+        let upper = self.upper.iter();
+        let upper =
+            upper.flat_map(|(upper, work)| [("upperdir", by_descriptor(upper)), ("workdir", by_descriptor(work))]);
+        all.data.extend(lower.into_iter().chain(upper).map(|(name, value)| (name.to_owned(), Some(value))));
+        all
     }
 }
 
@@ -136,6 +149,7 @@ pub(super) fn make(job: &Job<'_>) -> Result<Resources> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::io::Errno;
 
     #[test]
     fn layers_are_parsed_from_the_options() {
@@ -156,5 +170,53 @@ mod tests {
         std::os::unix::fs::symlink("/etc", root.path().join("layer")).unwrap();
         let layers = Layers { lower: vec![root.path().join("layer")], upper: None };
         assert!(layers.open().unwrap_err().to_string().contains("symbolic link"));
+    }
+
+    /// Returns the options of each attempt to create an overlay of two layers and a writable one,
+    /// and its result. `create` is given the number of the attempt.
+    fn attempts(create: impl Fn(usize) -> std::result::Result<(), SetupError>) -> (Vec<Vec<String>>, Result<()>) {
+        let open = || OwnedFd::from(std::fs::File::open("/").unwrap());
+        let layers = Layers { lower: vec![open(), open()], upper: Some((open(), open())) };
+        let options = Options::of(&["index=off".to_owned()]).unwrap();
+        let mut attempts: Vec<Vec<String>> = Vec::new();
+        let result = layers.create(&options, |all| {
+            let shown = |(name, value): &(String, Option<String>)| {
+                // Descriptors differ.
+                let layers = value.iter().flat_map(|value| value.split(':')).count();
+                format!("{name} {layers}")
+            };
+            attempts.push(all.data.iter().map(shown).collect());
+            create(attempts.len())
+        });
+        (attempts, result)
+    }
+
+    fn rejected(name: &str, errno: Errno) -> SetupError {
+        SetupError::Option { name: name.to_owned(), errno, error: Error::invalid(format!("rejected: {name}")) }
+    }
+
+    const ONE_EACH: &[&str] = &["index 1", "lowerdir+ 1", "lowerdir+ 1", "upperdir 1", "workdir 1"];
+
+    #[test]
+    fn kernel_without_the_option_per_layer_gets_the_single_one() {
+        let (made, result) = attempts(|_| Ok(()));
+        result.unwrap();
+        assert_eq!(made, [ONE_EACH]);
+        let (made, result) = attempts(|number| if number == 1 { Err(rejected(LAYER, Errno::INVAL)) } else { Ok(()) });
+        result.unwrap();
+        assert_eq!(made[1], ["index 1", "lowerdir 2", "upperdir 1", "workdir 1"]);
+    }
+
+    #[test]
+    fn other_errors_are_reported_without_a_second_attempt() {
+        for error in [
+            rejected(LAYER, Errno::NOTDIR),
+            rejected("upperdir", Errno::INVAL),
+            // Text is not searched.
+            SetupError::Step(Error::internal("overlay: lowerdir+ is too deep")),
+        ] {
+            let (made, result) = attempts(|_| Err(error.clone()));
+            assert_eq!((made.len(), result), (1, Err(error.into())));
+        }
     }
 }

@@ -19,9 +19,9 @@ use firstlight_progress::{Progress, seconds};
 
 use super::Error;
 use crate::cache::{self, io_error};
-use crate::debian;
-use crate::lock::Pinned;
 use crate::packages::Packages;
+use crate::packages::debian;
+use crate::packages::lock::Pinned;
 
 /// Layout version of build roots; increment it to invalidate cached ones.
 const LAYOUT: u32 = 1;

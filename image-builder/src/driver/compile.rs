@@ -15,10 +15,10 @@ use super::matrix::{Patch, Table};
 use super::version::Version;
 use super::{Choice, Error, Gate, patch};
 use crate::cache::{self, io_error};
-use crate::debian::{self, PackageRequest};
 use crate::kernel::{Facts, KernelHeaders};
-use crate::lock::Pinned;
 use crate::packages::Packages;
+use crate::packages::debian::{self, PackageRequest};
+use crate::packages::lock::Pinned;
 
 /// Debian's source package of the open kernel modules. The core of each module is
 /// included as an object file; only the kernel interface layer is compiled.

@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use super::Error;
 use super::profile::{self, Selected};
+use crate::cache::digests::CachedFile;
 use crate::cache::{self, io_error};
-use crate::closure::rules::Rules;
-use crate::debian::{self, PackageRequest};
-use crate::digests::CachedFile;
-use crate::lock::Pinned;
 use crate::packages::Packages;
+use crate::packages::debian::{self, PackageRequest};
+use crate::packages::lock::Pinned;
+use crate::tree::closure::rules::Rules;
 use crate::tree::{Content, Node};
 
 /// Layout version of the cache directory; increment it to invalidate cached ones.

@@ -21,10 +21,10 @@ use firstlight_progress::Progress;
 use serde::Deserialize;
 
 use crate::cache;
-use crate::closure::rules::{Firmware, Rules};
-use crate::debian;
 use crate::kernel::{self, Facts};
+use crate::packages::debian;
 use crate::packages::{self, Packages};
+use crate::tree::closure::rules::{Firmware, Rules};
 
 pub use compile::{BuiltModules, MODULES, Module, Plan, Record};
 pub use files::{DriverEntry, Files, Kind};

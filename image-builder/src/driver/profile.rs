@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::version::Version;
-use crate::closure::rules::{Opens, Rules, Used};
+use crate::tree::closure::rules::{Opens, Rules, Used};
 
 /// The built-in profiles.
 pub const PROFILES: &str = include_str!("../../driver/profiles.toml");

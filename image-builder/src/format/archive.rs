@@ -10,9 +10,9 @@ use firstlight_progress::Bar;
 use super::Error;
 use sha1::Sha1;
 
+use crate::cache::digests::CachedFile;
 use crate::cache::io_error;
-use crate::cpio;
-use crate::digests::CachedFile;
+use crate::format::cpio;
 use crate::tree::{Content, Node, Tree};
 
 /// Every regular file of an image, by path.

@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::io::{self, Read, Seek, SeekFrom};
 
-use crate::cpio::file_type;
+use crate::format::cpio::file_type;
 
 const MAGIC: u32 = 0xe0f5_e1e2;
 /// Offset of the superblock.

@@ -11,9 +11,9 @@ use super::archive::{Files, write_tree};
 use super::pipe::run_with_input;
 use super::tar_writer::TarWriter;
 use super::{Compression, Error, Format, Plan};
+use crate::cache::digests::CachedFile;
 use crate::cache::io_error;
-use crate::digests::CachedFile;
-use crate::tools::Toolset;
+use crate::packages::tools::Toolset;
 use crate::tree::{Content, Node, Tree};
 
 const BLOCK: u64 = 4096;

@@ -11,8 +11,8 @@ use super::archive::{Files, write_tree};
 use super::pipe::run_with_input;
 use super::{Compression, Error, Plan};
 use crate::cache::io_error;
-use crate::cpio;
-use crate::tools::Toolset;
+use crate::format::cpio;
+use crate::packages::tools::Toolset;
 use crate::tree::Tree;
 
 /// Compressed archives are padded with zeros to whole pages, as uncompressed ones

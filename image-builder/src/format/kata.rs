@@ -9,20 +9,20 @@ use super::{Format, Plan, Root};
 
 /// Device nodes of the data and hash partitions of a disk that is the first
 /// virtio-blk device.
-pub const FIRST_DISK: [&str; 2] = ["/dev/vda1", "/dev/vda2"];
+pub(crate) const FIRST_DISK: [&str; 2] = ["/dev/vda1", "/dev/vda2"];
 
 /// Returns the kernel parameter `dm-mod.create=`, with which a kernel with
 /// `CONFIG_DM_INIT` creates `/dev/dm-0` from a data device and a hash device, in
 /// the form of Kata's runtimes.
 #[must_use]
-pub fn dm_mod_create(params: &Params, [data, hashes]: [&str; 2]) -> String {
+pub(crate) fn dm_mod_create(params: &Params, [data, hashes]: [&str; 2]) -> String {
     let (sectors, target) = (params.sectors(), params.target(data, hashes));
     format!("dm-mod.create=\"dm-verity,,,ro,0 {sectors} verity {target}\"")
 }
 
 /// Returns the kernel command line that mounts a disk's file system as root.
 #[must_use]
-pub fn command_line(format: Format, verity: Option<&Params>) -> String {
+pub(crate) fn command_line(format: Format, verity: Option<&Params>) -> String {
     let format_name = format.name();
     match verity {
         Some(params) => {
@@ -36,7 +36,7 @@ pub fn command_line(format: Format, verity: Option<&Params>) -> String {
 /// Returns the kernel parameter that announces an extension to a guest; without a
 /// value if the extension has no dm-verity hash tree.
 #[must_use]
-pub fn extension_parameter(name: &str, verity: Option<&Params>) -> String {
+pub(crate) fn extension_parameter(name: &str, verity: Option<&Params>) -> String {
     let parameter = extension::parameter(name);
     verity.map_or_else(|| parameter.clone(), |params| format!("{parameter}={params}"))
 }
@@ -44,7 +44,7 @@ pub fn extension_parameter(name: &str, verity: Option<&Params>) -> String {
 /// Returns a drop-in file for Kata's `config.d`, for an image whose files are in
 /// `dir` on the host; `None` for a format that Kata does not support.
 #[must_use]
-pub fn drop_in(plan: &Plan, root: &Root, dir: &str) -> Option<String> {
+pub(crate) fn drop_in(plan: &Plan, root: &Root, dir: &str) -> Option<String> {
     let file = |name: &str| quoted(&format!("{}/{name}", dir.trim_end_matches('/')));
     let verity = root.verity().map(ToString::to_string).unwrap_or_default();
     let mut text =

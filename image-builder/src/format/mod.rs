@@ -5,11 +5,13 @@
 //! sorted by path, and UUIDs and salts are derived from names and contents.
 
 mod archive;
+pub mod cpio;
 pub mod disk;
 pub mod erofs;
 mod filesystem;
 mod initramfs;
-pub mod kata;
+pub(crate) mod kata;
+pub mod list;
 mod pipe;
 mod plan;
 mod reuse;
@@ -24,12 +26,11 @@ use std::path::{Path, PathBuf};
 use firstlight_image::{FileDigest, digest};
 use firstlight_progress::Bar;
 
+use crate::cache::digests::Damaged;
 use crate::cache::{self, io_error};
-use crate::cpio;
-use crate::digests::Damaged;
-use crate::lock::Pinned;
 use crate::packages::Packages;
-use crate::tools::{self, Kit, Toolset};
+use crate::packages::lock::Pinned;
+use crate::packages::tools::{self, Kit, Toolset};
 use crate::tree::Tree;
 
 use archive::{NullArchive, write_tree};

@@ -16,7 +16,7 @@ use super::archive::Files;
 use super::disk::{self, Disk};
 use super::{Format, Plan, Root};
 use crate::cache;
-use crate::lock::Pinned;
+use crate::packages::lock::Pinned;
 use crate::tree::{Tree, others};
 
 /// The recorded result of a build.

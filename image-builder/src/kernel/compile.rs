@@ -13,8 +13,8 @@ use firstlight_progress::{Progress, seconds};
 use super::recipe::Recipe;
 use super::{Error, Facts, Kernel, elf};
 use crate::cache::{self, io_error};
-use crate::debian::{Candidate, PackageRequest};
 use crate::packages::Packages;
+use crate::packages::debian::{Candidate, PackageRequest};
 
 /// Version of the build procedure; a change rebuilds cached kernels.
 const LAYOUT: u32 = 2;

@@ -15,9 +15,9 @@ use super::kconfig::Tree;
 use super::recipe::Recipe;
 use super::{Error, Kernel, only_child};
 use crate::cache::{self, io_error};
-use crate::debian::{self, PackageRequest};
-use crate::lock::Pinned;
 use crate::packages::Packages;
+use crate::packages::debian::{self, PackageRequest};
+use crate::packages::lock::Pinned;
 
 /// Version of the cached directory's layout; changes when other parts of the source are stored.
 const LAYOUT: u32 = 1;
@@ -199,7 +199,7 @@ mod tests {
         write("Kconfig", "config NET\n\tbool \"Net\"\nconfig VSOCKETS\n\tbool \"V\"\n\tdepends on NET\n");
         write("Makefile", &format!("allnoconfig:\n\t@test -f $(KCONFIG_ALLCONFIG)\n\t@printf '{config}' > .config\n"));
         let recipe = Recipe::read(&dir.path().join("r.toml")).unwrap();
-        let candidate = crate::debian::Candidate {
+        let candidate = crate::packages::debian::Candidate {
             name: "linux-source-6.12".to_owned(),
             version: "6.12.95-1".to_owned(),
             architecture: "all".to_owned(),

@@ -12,9 +12,9 @@ use firstlight_progress::Progress;
 
 use super::{Error, Facts};
 use crate::cache::{self, io_error};
-use crate::debian::{self, PackageRequest};
-use crate::lock::Pinned;
 use crate::packages::Packages;
+use crate::packages::debian::{self, PackageRequest};
+use crate::packages::lock::Pinned;
 
 /// Version of the cached directory's layout; a change recreates cached headers.
 const LAYOUT: u32 = 2;

@@ -8,13 +8,13 @@ mod configure;
 pub mod dot_config;
 mod elf;
 pub mod fragment;
-pub mod headers;
+mod headers;
 pub mod kconfig;
 pub mod modules;
 mod package_config;
 mod payload;
 pub mod recipe;
-pub mod version;
+pub(crate) mod version;
 
 use std::fs;
 use std::io;
@@ -24,9 +24,9 @@ use firstlight_image::digest;
 use firstlight_progress::Progress;
 use serde::{Deserialize, Serialize};
 
+use crate::cache::digests::Damaged;
 use crate::cache::{self, io_error};
-use crate::debian::{self, Candidate, PackageRequest};
-use crate::digests::Damaged;
+use crate::packages::debian::{self, Candidate, PackageRequest};
 use crate::packages::{self, Packages};
 
 pub use elf::ModuleInfo;

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use firstlight_image::digest;
 
 use super::{Error, ModuleInfo, elf, payload};
+use crate::cache::digests::{CachedFile, Digests};
 use crate::cache::{self, io_error};
-use crate::digests::{CachedFile, Digests};
 
 /// A module as stored in the image.
 #[derive(Debug, Clone)]

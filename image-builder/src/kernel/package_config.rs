@@ -7,8 +7,8 @@ use firstlight_progress::Progress;
 
 use super::{Error, Package, is_kernel_package, only_child};
 use crate::cache::{self, io_error};
-use crate::debian::{self, Candidate, PackageRequest};
 use crate::packages::Packages;
+use crate::packages::debian::{self, Candidate, PackageRequest};
 
 /// Downloads a kernel package, unless cached, and returns the package and the path of its configuration in the
 /// cache.

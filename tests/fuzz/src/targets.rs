@@ -248,8 +248,8 @@ pub(crate) const TARGETS: &[Target] = &[
         name: "image-manifest",
         seeds: &[include_bytes!("../../lab/manifests/lab.toml")],
         read: |bytes| {
-            let variables = firstlight_image_builder::manifest::Variables::new();
-            let _ = firstlight_image_builder::manifest::Manifest::parse(&text(bytes), Path::new("x"), &variables);
+            let variables = firstlight_image_builder::image::manifest::Variables::new();
+            let _ = firstlight_image_builder::image::manifest::Manifest::parse(&text(bytes), Path::new("x"), &variables);
         },
     },
     Target { name: "image-archive", seeds: images::ARCHIVES, read: images::archive },

@@ -1,8 +1,8 @@
 //! Builds one image in every format, to compare their boot times.
 
-use firstlight_image_builder::build::{self, Image};
 use firstlight_image_builder::format::Compression;
-use firstlight_image_builder::manifest::{Format, Manifest, Variables, Verity};
+use firstlight_image_builder::image::manifest::{Format, Manifest, Variables, Verity};
+use firstlight_image_builder::image::{self, Image};
 use firstlight_image_builder::packages::Packages;
 
 use crate::binaries::{static_program, workspace};
@@ -73,12 +73,12 @@ impl Lab {
         let program = static_program(&workspace(), "firstlight-opener", "firstlight-opener")?;
         let variables = Variables::from([("OPENER".to_owned(), program.display().to_string())]);
         let file = workspace().join("image-builder/manifests/opener.toml");
-        let mut manifest = Manifest::read(&file, &variables).map_err(build::Error::from)?;
+        let mut manifest = Manifest::read(&file, &variables).map_err(image::Error::from)?;
         for module in manifest.kernel.modules.iter_mut().filter(|module| *module == "erofs") {
             format.name().clone_into(module);
         }
         let mut packages = Packages::new(&self.cache, None, progress());
         let out = output().join("formats").join(format!("opener-{}", format.name()));
-        Ok(build::build_from(&manifest, &mut packages, &out)?)
+        Ok(image::build_from(&manifest, &mut packages, &out)?)
     }
 }

@@ -3,10 +3,10 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use firstlight_image_builder::build::{self, Image};
 use firstlight_image_builder::cache;
 use firstlight_image_builder::format::{Compression, Format};
-use firstlight_image_builder::manifest::{Manifest, Variables, Verity};
+use firstlight_image_builder::image::manifest::{Manifest, Variables, Verity};
+use firstlight_image_builder::image::{self, Image};
 use firstlight_image_builder::packages::Packages;
 use firstlight_progress::Progress;
 
@@ -36,7 +36,7 @@ pub enum LabError {
     Build(#[from] BuildError),
     /// The guest image could not be built.
     #[error(transparent)]
-    Image(#[from] build::Error),
+    Image(#[from] image::Error),
     /// The bundle of `gpu-test` could not be created.
     #[error(transparent)]
     Bundle(#[from] BundleError),
@@ -170,7 +170,7 @@ impl Lab {
         let manifest = root.join(manifest::PATH);
         let variables = variables(&binaries, &stand_in, &toolbox);
         let image =
-            build::build(&manifest, &variables, &output().join(image_name(profile)), &cache, Progress::quiet())?;
+            image::build(&manifest, &variables, &output().join(image_name(profile)), &cache, Progress::quiet())?;
         Ok(Self { toolbox, binaries, stand_in, image, busybox_image, cache })
     }
 
@@ -235,7 +235,7 @@ impl Lab {
         Self::install_kernel_packages(yes)?;
         let manifest = workspace().join("tests/lab/manifests/own-kernel.toml");
         let variables = variables(&self.binaries, &self.stand_in, &self.toolbox);
-        Ok(build::build(&manifest, &variables, &output().join("image-own-kernel"), &self.cache, progress())?)
+        Ok(image::build(&manifest, &variables, &output().join("image-own-kernel"), &self.cache, progress())?)
     }
 
     /// Builds the guest image with the packet filter's programs and modules.
@@ -396,21 +396,21 @@ impl Lab {
         let program = crate::binaries::static_program(&workspace(), "firstlight-opener", "firstlight-opener")?;
         let variables = Variables::from([("OPENER".to_owned(), program.display().to_string())]);
         let read = |file: &str, variables| Manifest::read(&workspace().join(file), variables);
-        let mut manifest = read("image-builder/manifests/opener.toml", &variables).map_err(build::Error::from)?;
+        let mut manifest = read("image-builder/manifests/opener.toml", &variables).map_err(image::Error::from)?;
         let all = self::variables(&self.binaries, &self.stand_in, &self.toolbox);
-        let lab = read(manifest::PATH, &all).map_err(build::Error::from)?;
+        let lab = read(manifest::PATH, &all).map_err(image::Error::from)?;
         manifest.kernel.suite = lab.kernel.suite;
         let mut packages = Packages::new(&self.cache, None, progress());
-        Ok(build::build_from(&manifest, &mut packages, &output().join("image-opener"))?)
+        Ok(image::build_from(&manifest, &mut packages, &output().join("image-opener"))?)
     }
 
     fn lab_image_with(&self, name: &str, change: impl FnOnce(&mut Manifest)) -> Result<Image, LabError> {
         let file = workspace().join(manifest::PATH);
         let variables = variables(&self.binaries, &self.stand_in, &self.toolbox);
-        let mut manifest = Manifest::read(&file, &variables).map_err(build::Error::from)?;
+        let mut manifest = Manifest::read(&file, &variables).map_err(image::Error::from)?;
         change(&mut manifest);
         let mut packages = Packages::new(&self.cache, None, progress());
-        Ok(build::build_from(&manifest, &mut packages, &output().join(name))?)
+        Ok(image::build_from(&manifest, &mut packages, &output().join(name))?)
     }
 
     fn variant_with(&self, name: &str, more: &[(&str, &Path)]) -> Result<Image, LabError> {
@@ -418,7 +418,7 @@ impl Lab {
         let mut variables = variables(&self.binaries, &self.stand_in, &self.toolbox);
         variables.extend(more.iter().map(|(name, path)| ((*name).to_owned(), path.display().to_string())));
         let out = output().join(format!("image-{name}"));
-        Ok(build::build(&manifest, &variables, &out, &self.cache, Progress::quiet())?)
+        Ok(image::build(&manifest, &variables, &out, &self.cache, Progress::quiet())?)
     }
 }
 

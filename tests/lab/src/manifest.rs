@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use firstlight_image_builder::image::manifest::{Error, Manifest};
 use firstlight_image_builder::kernel::Source;
-use firstlight_image_builder::manifest::{Error, Manifest};
 
 /// Its path in the workspace.
 pub(crate) const PATH: &str = "tests/lab/manifests/lab.toml";
@@ -22,7 +22,7 @@ pub(crate) fn kernel() -> Result<Source, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use firstlight_image_builder::manifest::Format;
+    use firstlight_image_builder::image::manifest::Format;
 
     #[test]
     fn lab_manifest_is_valid() {

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use firstlight_image_builder::build::{Error, Image, build_from};
-use firstlight_image_builder::manifest::{Manifest, Variables};
+use firstlight_image_builder::image::manifest::{Manifest, Variables};
+use firstlight_image_builder::image::{Error, Image, build_from};
 use firstlight_image_builder::packages::Packages;
 use firstlight_progress::Progress;
 

@@ -4,12 +4,12 @@
 use std::fs;
 use std::path::Path;
 
-use firstlight_image_builder::build::{self, Image};
-use firstlight_image_builder::lock::Lock;
-use firstlight_image_builder::locked::{self, Task, Verdict};
-use firstlight_image_builder::manifest::Variables;
-use firstlight_image_builder::store::Store;
-use firstlight_image_builder::{cache, debian, packages};
+use firstlight_image_builder::image::locked::{self, Task, Verdict};
+use firstlight_image_builder::image::manifest::Variables;
+use firstlight_image_builder::image::{self, Image};
+use firstlight_image_builder::packages::lock::Lock;
+use firstlight_image_builder::packages::store::Store;
+use firstlight_image_builder::{cache, packages, packages::debian};
 use firstlight_progress::Progress;
 
 const KERNEL: &str = r#"
@@ -71,13 +71,13 @@ fn complete_image_is_locked_and_rebuilt_without_the_archive() {
     let (out, lock_file, shared) = (dir.join("out"), dir.join("m.lock"), cache::root().unwrap());
 
     fs::write(&manifest, KERNEL).unwrap();
-    let error = build::build(&manifest, &Variables::new(), &out, &shared, progress()).unwrap_err().to_string();
+    let error = image::build(&manifest, &Variables::new(), &out, &shared, progress()).unwrap_err().to_string();
     assert!(error.contains("/usr/bin/getent needs libc.so.6 (DT_NEEDED)"), "{error}");
     assert!(error.contains("/usr/bin/getent needs /lib64/ld-linux-x86-64.so.2 (interpreter)"), "{error}");
     assert!(!out.exists(), "a failed build leaves no output");
 
     fs::write(&manifest, KERNEL.replace("usr/bin/getent", "usr/bin/getant")).unwrap();
-    let error = build::build(&manifest, &Variables::new(), &out, &shared, progress()).unwrap_err().to_string();
+    let error = image::build(&manifest, &Variables::new(), &out, &shared, progress()).unwrap_err().to_string();
     assert!(error.contains("libc-bin") && error.contains("getant") && error.contains("usr/bin/getent"), "{error}");
 
     fs::write(&manifest, format!("{KERNEL}{LIBRARIES}")).unwrap();

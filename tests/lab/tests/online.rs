@@ -6,9 +6,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use firstlight_image_builder::build;
 use firstlight_image_builder::cache;
-use firstlight_image_builder::manifest::{Manifest, Variables};
+use firstlight_image_builder::image;
+use firstlight_image_builder::image::manifest::{Manifest, Variables};
 use firstlight_image_builder::packages::Packages;
 use firstlight_lab::Toolbox;
 use firstlight_progress::Progress;
@@ -97,8 +97,8 @@ fn built_image_boots_and_loads_modules() {
     // TOML drops the line break after the quotes, so the file begins with "#!".
     let manifest = Manifest::parse(TINY, &dir.path().join("tiny.toml"), &variables).unwrap();
     let mut packages = Packages::new(dir.path(), None, Progress::quiet());
-    let first = build::build_with(&manifest, &toolbox.kernel, &mut packages, &dir.path().join("one")).unwrap();
-    let second = build::build_with(&manifest, &toolbox.kernel, &mut packages, &dir.path().join("two")).unwrap();
+    let first = image::build_with(&manifest, &toolbox.kernel, &mut packages, &dir.path().join("one")).unwrap();
+    let second = image::build_with(&manifest, &toolbox.kernel, &mut packages, &dir.path().join("two")).unwrap();
     assert_eq!(std::fs::read(&first.initrd).unwrap(), std::fs::read(&second.initrd).unwrap());
     assert_eq!(first.contents, second.contents);
 

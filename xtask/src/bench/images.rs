@@ -13,12 +13,12 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
-use firstlight_image_builder::build::Image;
-use firstlight_image_builder::debian;
 use firstlight_image_builder::format::Compression;
-use firstlight_image_builder::manifest::{Format, Manifest};
+use firstlight_image_builder::image::Image;
+use firstlight_image_builder::image::manifest::{Format, Manifest};
 use firstlight_image_builder::packages::Packages;
-use firstlight_image_builder::tools::{Kit, Toolset};
+use firstlight_image_builder::packages::debian;
+use firstlight_image_builder::packages::tools::{Kit, Toolset};
 use firstlight_lab::formats::Packing;
 use firstlight_lab::{Lab, cache_root, shipped};
 use firstlight_progress::Progress;

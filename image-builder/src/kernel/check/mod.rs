@@ -1,7 +1,7 @@
 //! Checks the configuration of a built kernel against the rules of its purposes.
 
-pub mod report;
-pub mod rules;
+mod report;
+mod rules;
 pub mod table;
 
 use super::dot_config::DotConfig;

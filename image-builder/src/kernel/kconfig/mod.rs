@@ -3,7 +3,7 @@
 //! Only the necessary part of the Kconfig language is parsed: dependencies,
 //! prompts, choices and `select`.
 
-pub mod expr;
+mod expr;
 mod read;
 
 use std::path::Path;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use firstlight_boot_record::{BootRecord, GpuPhase, Outcome, State};
 use firstlight_e2e::{gpu, lab};
-use firstlight_image_builder::build::Image;
+use firstlight_image_builder::image::Image;
 use firstlight_lab::h100;
 use firstlight_vm::Device;
 use tokio::time::timeout;

@@ -13,7 +13,7 @@ use std::sync::LazyLock;
 
 use firstlight_boot_record::{BootRecord, Gpu, GpuPhase, Outcome, State};
 use firstlight_e2e::{gpu, lab};
-use firstlight_image_builder::build::Image;
+use firstlight_image_builder::image::Image;
 use firstlight_vm::Device;
 
 use crate::gpu_hotplug::container;

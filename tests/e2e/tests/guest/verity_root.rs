@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use firstlight_boot_record::State;
 use firstlight_e2e::{Scenario, lab};
-use firstlight_image_builder::build::Image;
+use firstlight_image_builder::image::Image;
 use firstlight_lab::Guest;
 use firstlight_vm::Device;
 use tokio::time::timeout;

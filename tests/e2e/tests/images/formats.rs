@@ -4,9 +4,9 @@ use std::fs;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use firstlight_image_builder::format::list;
 use firstlight_image_builder::format::{Compression, Format, Plan, build_image, disk, unpack};
-use firstlight_image_builder::list;
-use firstlight_image_builder::tools::Kit;
+use firstlight_image_builder::packages::tools::Kit;
 
 use crate::trees::{files, made, packages, plan, says, tree};
 

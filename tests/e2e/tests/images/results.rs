@@ -4,13 +4,13 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use firstlight_image_builder::build::{Image, build};
 use firstlight_image_builder::cache;
+use firstlight_image_builder::format::list;
 use firstlight_image_builder::format::verity::Params;
-use firstlight_image_builder::list;
-use firstlight_image_builder::locked::{self, Task, Verdict};
-use firstlight_image_builder::manifest::Variables;
-use firstlight_image_builder::verify::{verify, verify_disk};
+use firstlight_image_builder::image::locked::{self, Task, Verdict};
+use firstlight_image_builder::image::manifest::Variables;
+use firstlight_image_builder::image::verify::{verify, verify_disk};
+use firstlight_image_builder::image::{Image, build};
 use firstlight_progress::Progress;
 
 const KERNEL: &str = r#"

@@ -7,9 +7,9 @@ use std::process::Command;
 
 use firstlight_image::Origin;
 use firstlight_image::digest;
-use firstlight_image_builder::build::{Image, build_from};
 use firstlight_image_builder::cache;
-use firstlight_image_builder::manifest::{Manifest, Variables};
+use firstlight_image_builder::image::manifest::{Manifest, Variables};
+use firstlight_image_builder::image::{Image, build_from};
 use firstlight_lab::binaries::ServicePrograms;
 use firstlight_lab::shipped::{self, Programs};
 

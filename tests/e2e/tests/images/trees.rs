@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use firstlight_image_builder::cache;
 use firstlight_image_builder::format::{BuiltImage, Compression, Format, FormatSettings, Plan, build_image};
 use firstlight_image_builder::packages::Packages;
-use firstlight_image_builder::tools::{Kit, Toolset};
+use firstlight_image_builder::packages::tools::{Kit, Toolset};
 use firstlight_image_builder::tree::{Content, Node, Tree};
 use firstlight_progress::Progress;
 

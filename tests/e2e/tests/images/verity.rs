@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use firstlight_image_builder::format::verity::{BLOCK, Params, tree};
-use firstlight_image_builder::tools::Kit;
+use firstlight_image_builder::packages::tools::Kit;
 
 use crate::trees::says;
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use firstlight_boot_record::{BootRecord, State};
 use firstlight_e2e::lab;
-use firstlight_image_builder::build::Image;
+use firstlight_image_builder::image::Image;
 
 use serde_json::Value;
 use tokio::time::timeout;

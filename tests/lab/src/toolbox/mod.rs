@@ -18,7 +18,7 @@ mod tree;
 use std::path::{Path, PathBuf};
 
 use firstlight_image_builder::kernel::{self, Kernel, KernelHeaders};
-use firstlight_image_builder::{cache, debian, manifest};
+use firstlight_image_builder::{cache, image::manifest, packages::debian};
 use firstlight_progress::Progress;
 use firstlight_vm::Tool;
 

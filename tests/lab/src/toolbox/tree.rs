@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use firstlight_image::digest;
 use firstlight_image_builder::cache;
-use firstlight_image_builder::debian::{self, Apt, Candidate, PackageRequest};
+use firstlight_image_builder::packages::debian::{self, Apt, Candidate, PackageRequest};
 use firstlight_progress::Progress;
 use firstlight_vm::Tool;
 use serde::{Deserialize, Serialize};

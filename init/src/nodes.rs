@@ -299,7 +299,7 @@ mod tests {
                 ("nvidia1".to_owned(), 195, 1, 0o660),
             ]
         );
-        assert!(minors[0].1.as_ref().unwrap_err().contains("did not take this GPU"));
+        assert!(minors[0].1.as_ref().unwrap_err().contains("has not bound this GPU"));
         assert_eq!(minors[1].1, Ok(1));
     }
 

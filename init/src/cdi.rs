@@ -105,13 +105,13 @@ fn capability(node: nodes::CapabilityNode) -> DeviceNode {
 
 /// A GPU's data from the driver's files.
 #[derive(Debug)]
-struct OutputLine {
+struct DriverData {
     minor: u32,
     nodes: Nodes,
     uuid: Option<String>,
 }
 
-impl OutputLine {
+impl DriverData {
     fn of(root: &Root, gpu: &ReadyGpu) -> Self {
         Self { minor: gpu.minor, nodes: Nodes::of(root, gpu), uuid: nodes::uuid(root, gpu.pci) }
     }
@@ -121,13 +121,13 @@ impl OutputLine {
 /// whenever another becomes ready.
 #[derive(Debug, Default)]
 pub struct Catalogue {
-    said: BTreeMap<Address, OutputLine>,
+    data: BTreeMap<Address, DriverData>,
 }
 
 impl Catalogue {
     /// Removes the cached data of a GPU that was attached, removed, or whose MIG instances changed.
     pub fn forget(&mut self, pci: Address) {
-        self.said.remove(&pci);
+        self.data.remove(&pci);
     }
 
     /// Writes the specification of these GPUs into the CDI directory.
@@ -145,25 +145,25 @@ impl Catalogue {
     /// (`0:1`); `all` is all GPUs. The driver's files do not contain the UUIDs of instances.
     pub fn spec(&mut self, root: &Root, gpus: &[ReadyGpu]) -> Spec {
         for gpu in gpus {
-            if self.said.get(&gpu.pci).is_none_or(|said| said.minor != gpu.minor) {
-                self.said.insert(gpu.pci, OutputLine::of(root, gpu));
+            if self.data.get(&gpu.pci).is_none_or(|data| data.minor != gpu.minor) {
+                self.data.insert(gpu.pci, DriverData::of(root, gpu));
             }
         }
-        let rows: Vec<(&ReadyGpu, &OutputLine)> =
-            gpus.iter().filter_map(|gpu| Some((gpu, self.said.get(&gpu.pci)?))).collect();
+        let rows: Vec<(&ReadyGpu, &DriverData)> =
+            gpus.iter().filter_map(|gpu| Some((gpu, self.data.get(&gpu.pci)?))).collect();
         let mut devices: Vec<Device> = Vec::with_capacity(gpus.len() * 3 + 1);
-        devices.extend(rows.iter().map(|(gpu, said)| device(gpu.index.to_string(), said.nodes.whole())));
-        devices.extend(rows.iter().map(|(gpu, said)| device(gpu.pci.to_string(), said.nodes.whole())));
-        for (_, said) in &rows {
+        devices.extend(rows.iter().map(|(gpu, data)| device(gpu.index.to_string(), data.nodes.whole())));
+        devices.extend(rows.iter().map(|(gpu, data)| device(gpu.pci.to_string(), data.nodes.whole())));
+        for (_, data) in &rows {
             // Two devices with the same name would make the whole file invalid.
-            let uuid = said.uuid.clone().filter(|uuid| devices.iter().all(|known| known.name != *uuid));
-            devices.extend(uuid.map(|uuid| device(uuid, said.nodes.whole())));
+            let uuid = data.uuid.clone().filter(|uuid| devices.iter().all(|known| known.name != *uuid));
+            devices.extend(uuid.map(|uuid| device(uuid, data.nodes.whole())));
         }
-        for (gpu, said) in &rows {
-            let named = said.nodes.instances.iter().enumerate();
+        for (gpu, data) in &rows {
+            let named = data.nodes.instances.iter().enumerate();
             devices.extend(named.map(|(at, nodes)| device(format!("{}:{at}", gpu.index), nodes.clone())));
         }
-        devices.push(device("all".to_owned(), rows.iter().flat_map(|(_, said)| said.nodes.whole()).collect()));
+        devices.push(device("all".to_owned(), rows.iter().flat_map(|(_, data)| data.nodes.whole()).collect()));
         document(root, devices)
     }
 }

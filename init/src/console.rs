@@ -219,7 +219,7 @@ fn write(console: &mut File, mut bytes: &[u8]) {
 
 /// Writes one message to the console and the kernel log without a thread, for a panic. It is shown
 /// under `quiet` too, as kernel messages of priority 3 and less are.
-pub fn last_gasp(text: &str) {
+pub fn write_final_message(text: &str) {
     if let Ok(mut console) = open() {
         let _ = console.write_all(format!("{text}\n").as_bytes());
     }

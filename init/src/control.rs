@@ -43,7 +43,7 @@ struct Client {
     subscribed: bool,
     /// Whether it subscribed to the log: the number of dropped lines.
     reads_log: Option<u64>,
-    gone: bool,
+    disconnected: bool,
 }
 
 impl Server {
@@ -73,7 +73,7 @@ impl Server {
             client.flush();
             client.read(&mut heard);
         }
-        self.clients.retain(|client| !client.gone);
+        self.clients.retain(|client| !client.disconnected);
         heard
     }
 
@@ -92,7 +92,7 @@ impl Server {
                     output,
                     subscribed: false,
                     reads_log: None,
-                    gone: false,
+                    disconnected: false,
                 });
             }
         }
@@ -169,7 +169,7 @@ impl Server {
 impl Client {
     fn send(&mut self, line: &[u8]) {
         if self.output.len() + line.len() > MOST_OUTPUT {
-            self.gone = true;
+            self.disconnected = true;
             return;
         }
         self.output.extend_from_slice(line);
@@ -183,7 +183,7 @@ impl Client {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 _ => {
-                    self.gone = true;
+                    self.disconnected = true;
                     return;
                 }
             }
@@ -193,9 +193,9 @@ impl Client {
     fn read(&mut self, heard: &mut Vec<(ClientId, ToInit)>) {
         let mut buffer = [0; 4096];
         let mut left = TURN;
-        while left > 0 && !self.gone {
+        while left > 0 && !self.disconnected {
             match self.stream.read(&mut buffer) {
-                Ok(0) => self.gone = true,
+                Ok(0) => self.disconnected = true,
                 Ok(count) => {
                     left = left.saturating_sub(count);
                     self.input.extend_from_slice(&buffer[..count]);
@@ -203,7 +203,7 @@ impl Client {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(_) => self.gone = true,
+                Err(_) => self.disconnected = true,
             }
         }
     }
@@ -218,7 +218,7 @@ impl Client {
         }
         if self.input.len() > MAX_LINE {
             self.refuse("the line is too long; the connection is closed");
-            self.gone = true;
+            self.disconnected = true;
         }
     }
 
@@ -327,7 +327,7 @@ mod tests {
         let (_directory, mut server, mut client) = pair();
         client.set_nonblocking(true).unwrap();
         let mut sent = 0;
-        while sent <= MAX_LINE + 1 && !server.clients.iter().any(|client| client.gone) {
+        while sent <= MAX_LINE + 1 && !server.clients.iter().any(|client| client.disconnected) {
             sent += client.write(&[b'x'; 4096]).unwrap_or(0);
             server.turn();
             if sent > 4096 && server.clients.is_empty() {

@@ -223,8 +223,8 @@ impl<I: Clone + PartialEq + Display> Executor<I> {
                 if slot.outcome != Outcome::Pending || slot.is_template() {
                     continue;
                 }
-                if let Some(cause) = self.hindrance(unit) {
-                    let (detail, not_needed) = self.excuse(cause);
+                if let Some(cause) = self.skip_cause(unit) {
+                    let (detail, not_needed) = self.skip_reason(cause);
                     self.slots[unit].cause = Some(cause);
                     self.slots[unit].not_needed = not_needed;
                     self.end(unit, now, Outcome::Skipped, detail, effects);
@@ -247,7 +247,7 @@ impl<I: Clone + PartialEq + Display> Executor<I> {
     }
 
     /// Returns the unit because of which this one is skipped.
-    fn hindrance(&self, unit: usize) -> Option<usize> {
+    fn skip_cause(&self, unit: usize) -> Option<usize> {
         if let Some(failed) = self.failed {
             return Some(failed);
         }
@@ -263,7 +263,7 @@ impl<I: Clone + PartialEq + Display> Executor<I> {
         Some(self.slots[need].cause.unwrap_or(need))
     }
 
-    fn excuse(&self, cause: usize) -> (String, bool) {
+    fn skip_reason(&self, cause: usize) -> (String, bool) {
         let slot = &self.slots[cause];
         let (name, detail) = (&slot.node.id, &slot.detail);
         if self.failed == Some(cause) {

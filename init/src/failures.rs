@@ -28,7 +28,7 @@ pub enum Fault {
 #[derive(Debug)]
 pub struct FaultResult {
     /// The unit with the fault; of GPUs, the second.
-    pub victim: usize,
+    pub faulty: usize,
     /// All units, at the end of the boot.
     pub executor: Executor<UnitId>,
     /// Time from the unit's start to its end in the record.
@@ -63,7 +63,7 @@ pub fn inject_fault(unit: usize, fault: Fault) -> Result<FaultResult, PlanError>
     let mut now = 0;
     let mut queue = executor.step(now, Event::Begin);
     let mut effects = Vec::new();
-    let (mut victim, mut hanging) = (unit, None);
+    let (mut faulty, mut hanging) = (unit, None);
     loop {
         let mut running = Vec::new();
         effects.extend(queue.iter().copied());
@@ -75,15 +75,15 @@ pub fn inject_fault(unit: usize, fault: Fault) -> Result<FaultResult, PlanError>
         for at in running {
             let spec = &PLAN[template(&executor, at)];
             // Of several instances the last one has the fault.
-            let struck = template(&executor, at) == unit
+            let is_faulty = template(&executor, at) == unit
                 && (spec.per.is_none() || at == executor.slots().len().saturating_sub(1));
             now += 1000;
-            let end = if !struck && matches!(spec.id, UnitId::Daemon(_)) {
+            let end = if !is_faulty && matches!(spec.id, UnitId::Daemon(_)) {
                 End::NotNeeded("it was not asked for".to_owned())
-            } else if !struck {
+            } else if !is_faulty {
                 End::Ok(String::new())
             } else {
-                victim = at;
+                faulty = at;
                 if fault == Fault::Hangs {
                     hanging = Some(at);
                     continue;
@@ -111,9 +111,9 @@ pub fn inject_fault(unit: usize, fault: Fault) -> Result<FaultResult, PlanError>
             queue = executor.step(now, event);
         }
     }
-    let slot = &executor.slots()[victim];
+    let slot = &executor.slots()[faulty];
     let detected_after = slot.end_us.unwrap_or_default().saturating_sub(slot.start_us.unwrap_or_default());
-    Ok(FaultResult { victim, executor, detected_after: Duration::from_micros(detected_after), effects })
+    Ok(FaultResult { faulty, executor, detected_after: Duration::from_micros(detected_after), effects })
 }
 
 impl FaultResult {
@@ -121,7 +121,7 @@ impl FaultResult {
     #[must_use]
     pub fn skipped(&self) -> Vec<UnitId> {
         let slots = self.executor.slots().iter();
-        let because = slots.filter(|slot| slot.outcome == Outcome::Skipped && slot.cause == Some(self.victim));
+        let because = slots.filter(|slot| slot.outcome == Outcome::Skipped && slot.cause == Some(self.faulty));
         because.map(|slot| slot.node.id).collect()
     }
 
@@ -159,19 +159,20 @@ pub fn print() -> Result<String, PlanError> {
     );
     for (unit, spec) in PLAN.iter().enumerate() {
         for (fault, word) in [(Fault::Fails, "fails"), (Fault::Hangs, "hangs")] {
-            let fate = inject_fault(unit, fault)?;
-            let slot = &fate.executor.slots()[fate.victim];
-            let after = if fault == Fault::Fails { "at once".to_owned() } else { format!("{:?}", fate.detected_after) };
+            let result = inject_fault(unit, fault)?;
+            let slot = &result.executor.slots()[result.faulty];
+            let after =
+                if fault == Fault::Fails { "at once".to_owned() } else { format!("{:?}", result.detected_after) };
             let skipped = match slot.node.severity {
                 Severity::Required => "all that has not begun".to_owned(),
-                _ => listed(&fate.skipped()),
+                _ => listed(&result.skipped()),
             };
             let outcome = match slot.outcome {
                 Outcome::TimedOut => "timed-out",
                 _ => "failed",
             };
             let name = if spec.per.is_some() { format!("{}[PCI]", spec.id) } else { spec.id.to_string() };
-            let guest = fate.guest();
+            let guest = result.guest();
             // Writing into a string cannot fail.
             let _ = writeln!(text, "| {name} | {word} | {after} | {outcome} | {skipped} | {guest} | {} |", spec.hint);
         }
@@ -212,24 +213,24 @@ mod tests {
 
     #[test]
     fn every_fault_is_reported_in_time_with_its_cause() {
-        for (unit, fault, fate) in all() {
-            let (spec, slot) = (&PLAN[unit], &fate.executor.slots()[fate.victim]);
+        for (unit, fault, result) in all() {
+            let (spec, slot) = (&PLAN[unit], &result.executor.slots()[result.faulty]);
             let name = spec.id.name();
             assert_eq!(slot.node.id.name(), name);
             let expected = if fault == Fault::Fails { Outcome::Failed } else { Outcome::TimedOut };
             assert_eq!(slot.outcome, expected, "{name} {fault:?}");
-            assert!(fate.executor.finished(), "{name} {fault:?}: the boot does not end");
+            assert!(result.executor.finished(), "{name} {fault:?}: the boot does not end");
             let most = if fault == Fault::Fails { Duration::from_secs(1) } else { limit(spec.id, spec.deadline) };
             assert!(
-                fate.detected_after <= most && most > Duration::ZERO,
+                result.detected_after <= most && most > Duration::ZERO,
                 "{name} {fault:?}: {:?}",
-                fate.detected_after
+                result.detected_after
             );
             if fault == Fault::Hangs && spec.deadline.is_some() {
                 assert!(slot.detail.contains("deadline of") && slot.detail.ends_with(spec.hint), "{}", slot.detail);
             }
             assert!(!spec.hint.is_empty(), "{name} has no hint");
-            for other in fate.executor.slots().iter().filter(|other| other.cause == Some(fate.victim)) {
+            for other in result.executor.slots().iter().filter(|other| other.cause == Some(result.faulty)) {
                 assert!(other.detail.contains(&slot.node.id.to_string()), "{}: {}", other.node.id, other.detail);
             }
         }
@@ -237,16 +238,16 @@ mod tests {
 
     #[test]
     fn severity_decides_what_becomes_of_the_guest() {
-        for (unit, fault, fate) in all() {
+        for (unit, fault, result) in all() {
             let spec = &PLAN[unit];
-            let policies = fate.effects.iter().filter(|effect| matches!(effect, Effect::RequiredFailed(_))).count();
+            let policies = result.effects.iter().filter(|effect| matches!(effect, Effect::RequiredFailed(_))).count();
             let required = spec.severity == Severity::Required;
             assert_eq!(policies, usize::from(required), "{} {fault:?}", spec.id);
             // The failure of a unit that is not required affects neither the agent nor another GPU.
-            assert!(required || fate.serves(UnitId::Agent), "{} {fault:?}", spec.id);
-            assert_eq!(fate.executor.failed(), required.then_some(fate.victim), "{} {fault:?}", spec.id);
+            assert!(required || result.serves(UnitId::Agent), "{} {fault:?}", spec.id);
+            assert_eq!(result.executor.failed(), required.then_some(result.faulty), "{} {fault:?}", spec.id);
             if spec.id == UnitId::GpuAttachTemplate {
-                assert!(fate.serves(UnitId::GpuAttachTemplate) && fate.serves(UnitId::Cdi), "the other GPU");
+                assert!(result.serves(UnitId::GpuAttachTemplate) && result.serves(UnitId::Cdi), "the other GPU");
             }
         }
     }
@@ -255,10 +256,10 @@ mod tests {
     fn gpus_go_only_with_what_they_need() {
         let without: Vec<&str> = all()
             .into_iter()
-            .filter(|(unit, fault, fate)| {
+            .filter(|(unit, fault, result)| {
                 *fault == Fault::Fails
                     && PLAN[*unit].severity != Severity::Required
-                    && !fate.serves(UnitId::GpuAttachTemplate)
+                    && !result.serves(UnitId::GpuAttachTemplate)
             })
             .map(|(unit, ..)| PLAN[unit].id.name())
             .collect();

@@ -90,8 +90,8 @@ const LONGEST: usize = 200;
 pub struct Log {
     milestones: Vec<Milestone>,
     messages: BTreeMap<Address, Vec<String>>,
-    /// GPUs with driver messages since the last [`Log::take_spoken`].
-    spoken: BTreeSet<Address>,
+    /// GPUs with driver messages since the last [`Log::take_gpus_with_messages`].
+    gpus_with_messages: BTreeSet<Address>,
 }
 
 impl Log {
@@ -107,7 +107,7 @@ impl Log {
             }
         } else if entry.is_drivers() {
             let Some(pci) = address_in(entry.text) else { return };
-            self.spoken.insert(pci);
+            self.gpus_with_messages.insert(pci);
             let words = self.messages.entry(pci).or_default();
             if words.len() >= KEPT {
                 words.remove(0);
@@ -123,8 +123,8 @@ impl Log {
     }
 
     /// Takes the GPUs with driver messages since the last call.
-    pub fn take_spoken(&mut self) -> BTreeSet<Address> {
-        std::mem::take(&mut self.spoken)
+    pub fn take_gpus_with_messages(&mut self) -> BTreeSet<Address> {
+        std::mem::take(&mut self.gpus_with_messages)
     }
 
     /// Returns the driver's last messages about a GPU, on one line.

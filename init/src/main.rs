@@ -35,7 +35,7 @@ fn boot(begin: clock::Moment) -> ! {
             supervisor.run()
         }
         Err(text) => {
-            console::last_gasp(&format!("firstlight: PID 1 cannot start: {text}; powering off"));
+            console::write_final_message(&format!("firstlight: PID 1 cannot start: {text}; powering off"));
             loop {
                 let _ = reboot(RebootCommand::PowerOff);
                 std::thread::sleep(std::time::Duration::from_secs(1));

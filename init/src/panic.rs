@@ -4,7 +4,7 @@ use firstlight_sys::process_mark::ProcessMark;
 use rustix::process::{Pid, getpid};
 use rustix::system::{RebootCommand, reboot};
 
-use crate::console::last_gasp;
+use crate::console::write_final_message;
 
 /// Installs a panic hook that writes one line and powers the VM off. Without it the exit of PID 1
 /// would cause a kernel panic that hides the reason.
@@ -23,7 +23,7 @@ pub fn install() {
         let text = payload.downcast_ref::<&str>().copied();
         let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
         let place = info.location().map(ToString::to_string).unwrap_or_default();
-        last_gasp(&format!(
+        write_final_message(&format!(
             "firstlight: PID 1 failed at {place}: {text}; powering off; this is a bug, report this line"
         ));
         rustix::fs::sync();

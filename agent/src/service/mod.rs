@@ -64,7 +64,7 @@ const SERVED: &[&str] = &[
     "SetPolicy",
 ];
 
-/// Returns every service of the agent, with the policy check before each call. `idle` is told of
+/// Returns every service of the agent, with the policy check before each call. `idle` is notified of
 /// each call; `control` is the connection to PID 1, if there is one.
 #[must_use]
 pub fn all(

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use firstlight_init::console::last_gasp;
+use firstlight_init::console::write_final_message;
 use firstlight_opener::open;
 use rustix::process::{Pid, getpid};
 use rustix::system::{RebootCommand, reboot};
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
         let _ = writeln!(std::io::stdout(), "firstlight-opener: {text}");
     });
     let Err(error) = result;
-    last_gasp(&format!("firstlight-opener: {error}; powering off"));
+    write_final_message(&format!("firstlight-opener: {error}; powering off"));
     loop {
         let _ = reboot(RebootCommand::PowerOff);
         std::thread::sleep(Duration::from_secs(1));

@@ -43,7 +43,7 @@ fn mount_requested(inputs: &Inputs) -> Result<String, String> {
     };
     match mount_all(&inputs.root, &inputs.params.extensions, &uevents) {
         // The mounts succeeded, so modules that failed to load were not required.
-        Ok(said) => Ok(joined(said, Some(outcome.to_result().unwrap_or_else(|error| error)))),
+        Ok(mounted) => Ok(joined(mounted, Some(outcome.to_result().unwrap_or_else(|error| error)))),
         Err(errors) => Err(joined(errors, outcome.to_result().err())),
     }
 }

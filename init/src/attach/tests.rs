@@ -128,7 +128,7 @@ proptest! {
         answers in prop::collection::vec((any::<u8>(), 0u8..5), 0..60),
     ) {
         let (mut group, effects) = begun(policy, gpus);
-        let (mut flight, mut hung) = (vec![0u32; gpus], vec![false; gpus]);
+        let (mut in_progress, mut hung) = (vec![0u32; gpus], vec![false; gpus]);
         let mut verdicts = vec![0u32; gpus];
         let mut queue = effects;
         let mut answers = answers.into_iter();
@@ -136,7 +136,7 @@ proptest! {
         loop {
             for effect in queue.drain(..) {
                 match effect {
-                    Effect::Start(gpu) => flight[gpu] += 1,
+                    Effect::Start(gpu) => in_progress[gpu] += 1,
                     Effect::Retry(_) => {}
                     Effect::TimedOut { gpu, late, .. } => {
                         hung[gpu] = true;
@@ -145,21 +145,21 @@ proptest! {
                     Effect::Ready { gpu, late } | Effect::Failed { gpu, late } => verdicts[gpu] += u32::from(!late),
                 }
             }
-            prop_assert!(flight.iter().all(|n| *n <= 1));
+            prop_assert!(in_progress.iter().all(|n| *n <= 1));
             if policy == Policy::Serial {
-                prop_assert!((0..gpus).filter(|gpu| flight[*gpu] == 1 && !hung[*gpu]).count() <= 1);
+                prop_assert!((0..gpus).filter(|gpu| in_progress[*gpu] == 1 && !hung[*gpu]).count() <= 1);
             }
-            let flying: Vec<usize> = (0..gpus).filter(|gpu| flight[*gpu] == 1).collect();
-            if flying.is_empty() {
+            let running: Vec<usize> = (0..gpus).filter(|gpu| in_progress[*gpu] == 1).collect();
+            if running.is_empty() {
                 break;
             }
             // When the random answers are used up, every attempt succeeds.
             let (pick, kind) = answers.next().unwrap_or((0, 0));
-            let gpu = flying[usize::from(pick) % flying.len()];
+            let gpu = running[usize::from(pick) % running.len()];
             now += 1;
             queue = match kind {
-                0 => { flight[gpu] = 0; hung[gpu] = false; group.step(now, Event::Attached(gpu)) }
-                1 => { flight[gpu] = 0; hung[gpu] = false; group.step(now, Event::Failed(gpu)) }
+                0 => { in_progress[gpu] = 0; hung[gpu] = false; group.step(now, Event::Attached(gpu)) }
+                1 => { in_progress[gpu] = 0; hung[gpu] = false; group.step(now, Event::Failed(gpu)) }
                 2 => { now += 100; group.step(now, Event::Clock) }
                 3 => group.step(now, Event::Progress(gpu)),
                 _ => group.step(now, Event::Clock),

@@ -73,7 +73,7 @@ enum Phase {
     Ready {
         since: u64,
     },
-    /// Killed, not gone yet.
+    /// Killed; processes still exist.
     Ending {
         since: u64,
         served: bool,

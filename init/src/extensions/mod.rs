@@ -147,14 +147,14 @@ fn mount_hint(source: &io::Error) -> &'static str {
 pub fn mount_all(root: &Root, requests: &ExtensionRequests, uevents: &OwnedFd) -> Result<Vec<String>, Vec<String>> {
     let begin = now_us();
     let mut errors: Vec<String> = requests.rejected.iter().map(ToString::to_string).collect();
-    let mut said = Vec::new();
+    let mut mounted = Vec::new();
     for requested in &requests.requested {
         match mount_one(root, requested, uevents, begin) {
-            Ok(text) => said.push(text),
+            Ok(text) => mounted.push(text),
             Err(error) => errors.push(error.to_string()),
         }
     }
-    if errors.is_empty() { Ok(said) } else { Err(errors) }
+    if errors.is_empty() { Ok(mounted) } else { Err(errors) }
 }
 
 fn mount_one(root: &Root, requested: &ExtensionRequest, uevents: &OwnedFd, begin_us: u64) -> Result<String, Error> {

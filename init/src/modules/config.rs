@@ -127,7 +127,7 @@ impl Config {
             if let Some(what) = self.take_line(word, rest, line.len() > LONGEST_LINE || line.contains('\0')) {
                 // Further errors of the same kind are not reported.
                 let text = format!("{what}: {file} line {number}");
-                let known = self.complaints.iter().any(|said| said.starts_with(&what));
+                let known = self.complaints.iter().any(|complaint| complaint.starts_with(&what));
                 if !known && self.complaints.len() < MOST_COMPLAINTS {
                     self.complaints.push(text);
                 }

@@ -51,7 +51,7 @@ impl Logs {
 
     /// Takes the GPUs that the driver has logged a message about since the last call.
     pub(super) fn take_gpus_with_messages(&mut self) -> BTreeSet<Address> {
-        self.kernel.take_spoken()
+        self.kernel.take_gpus_with_messages()
     }
 
     /// Creates `/dev/log`.

@@ -9,7 +9,7 @@ use rustix::system::{RebootCommand, reboot};
 
 use super::threads::STACK;
 use crate::clock::{micros, ms};
-use crate::console::last_gasp;
+use crate::console::write_final_message;
 use crate::shutdown::{Effect, Event, Goal, Shutdown};
 
 /// Delay after the deadline before the watchdog thread powers off.
@@ -164,7 +164,7 @@ pub(super) fn start_watchdog(goal: Goal, total: Duration) {
     let _ = thread.spawn(move || {
         std::thread::sleep(total.saturating_add(LAST_RESORT));
         let what = command(goal).0;
-        last_gasp(&format!("firstlight: PID 1 did not shut down within {total:?}; {what} without the rest"));
+        write_final_message(&format!("firstlight: PID 1 did not shut down within {total:?}; {what} without the rest"));
         end_machine(goal)
     });
 }

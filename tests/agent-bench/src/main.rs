@@ -62,6 +62,8 @@ struct Results {
     values: BTreeMap<String, f64>,
     /// Output of `--version` of crun and runc.
     versions: BTreeMap<String, String>,
+    /// Processors and kernel of the machine.
+    machine: String,
 }
 
 /// The summary of a measurement's samples, µs.
@@ -111,8 +113,17 @@ fn main() -> ExitCode {
     }
 }
 
+/// Describes this machine: number and model of its processors, and its kernel.
+fn machine() -> String {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let (cpuinfo, kernel) = (read("/proc/cpuinfo"), read("/proc/sys/kernel/osrelease"));
+    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    format!("{count} x {}, Linux {}", model.map_or("unknown processor", |(_, model)| model), kernel.trim())
+}
+
 async fn measure(arguments: &Arguments) -> Result<Results> {
-    let mut results = Results::default();
+    let mut results = Results { machine: machine(), ..Results::default() };
     let bundle = Bundle::make(&arguments.dir, &arguments.busybox)?;
     let mut agent = Agent::start(&arguments.agent, &arguments.dir).await?;
     results.values.insert("agent start cpu us".into(), agent.cpu_us()?);

@@ -46,6 +46,7 @@ struct Results {
     spans: BTreeMap<String, Span>,
     values: BTreeMap<String, f64>,
     versions: BTreeMap<String, String>,
+    machine: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -54,8 +55,8 @@ struct Span {
     median_us: f64,
 }
 
-/// Returns the figures, or none if only a directory was created.
-pub(super) fn figures(lab: &Lab, options: &Options) -> anyhow::Result<Option<Vec<Figure>>> {
+/// Returns the figures, and the machine if it is another one; none if only a directory was created.
+pub(super) fn figures(lab: &Lab, options: &Options) -> anyhow::Result<Option<(Vec<Figure>, Option<String>)>> {
     if let Some(dir) = &options.bundle {
         bundle(lab, dir)?;
         println!("copy {0} to the machine and run, as root: {0}/run --rounds 200 > results.json", dir.display());
@@ -71,7 +72,8 @@ pub(super) fn figures(lab: &Lab, options: &Options) -> anyhow::Result<Option<Vec
     for (name, version) in &results.versions {
         eprintln!("bench: {name} is {version}");
     }
-    evaluate(&results, real).map(Some)
+    let figures = evaluate(&results, real)?;
+    Ok(Some((figures, real.then_some(results.machine))))
 }
 
 fn find<'a>(mut lines: impl Iterator<Item = &'a str>) -> anyhow::Result<Results> {
@@ -234,7 +236,7 @@ fn copy_tree(from: &Path, to: &Path) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    const LINE: &str = r#"[1.2] bench: {"spans":{"lifecycle agent":{"count":1,"min_us":1000.0,"median_us":2000.0,"p99_us":1.0},"lifecycle crun":{"count":1,"min_us":2000.0,"median_us":2100.0,"p99_us":1.0}},"values":{},"versions":{}}"#;
+    const LINE: &str = r#"[1.2] bench: {"spans":{"lifecycle agent":{"count":1,"min_us":1000.0,"median_us":2000.0,"p99_us":1.0},"lifecycle crun":{"count":1,"min_us":2000.0,"median_us":2100.0,"p99_us":1.0}},"values":{},"versions":{},"machine":"1 x P"}"#;
 
     #[test]
     fn results_line_is_found_among_other_lines() {

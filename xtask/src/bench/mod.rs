@@ -111,9 +111,13 @@ impl Figure {
 /// Runs a benchmark; the exit code is 1 if a goal is not met.
 pub(crate) fn bench(args: &Args) -> anyhow::Result<ExitCode> {
     let lab = Lab::prepare(false)?;
+    let mut measured_on = None;
     let (bench, figures) = match &args.bench {
         Bench::Agent(options) => match agent::figures(&lab, options)? {
-            Some(figures) => ("agent", figures),
+            Some((figures, machine)) => {
+                measured_on = machine;
+                ("agent", figures)
+            }
             None => return Ok(ExitCode::SUCCESS),
         },
         Bench::Fabric => ("fabric", fabric::figures()?),
@@ -122,7 +126,7 @@ pub(crate) fn bench(args: &Args) -> anyhow::Result<ExitCode> {
         Bench::Boot => ("boot", boot::figures(&lab, args.boots)?),
         Bench::BootCpu { kernel } => ("boot-cpu", boot_cpu::figures(&lab, *kernel, args.boots)?),
     };
-    let figures = Figures { bench, machine: machine(), figures };
+    let figures = Figures { bench, machine: measured_on.unwrap_or_else(machine), figures };
     println!("bench {bench} on {}", figures.machine);
     println!("{:76} {:>12} {:>12} {:14} {:>14}  HOLDS", "WHAT", "OURS", "PEER", "", "GOAL");
     for figure in &figures.figures {

@@ -1,4 +1,4 @@
-//! The agent's process: start, readiness, restarts.
+//! The agent's process: start, readiness and restarts.
 
 use rustix::process::Pid;
 
@@ -10,52 +10,53 @@ use crate::restart::{Decision, MOST, Restarts, WINDOW};
 use crate::shutdown::{self, Goal};
 use crate::unit_id::UnitId;
 
-/// What decides whether an agent that has exited is started again.
+/// The state of the guest that decides whether the agent is restarted after its exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Situation {
-    /// The guest boots or runs; with the policy of its kernel parameter.
+    /// The guest is booting or running; the policy is that of `firstlight.agent-restart`.
     Running(AgentRestart),
-    /// A required unit failed: the VM is kept as it is.
+    /// A required unit failed: the agent is not restarted.
     Failed,
-    /// The guest shuts down.
+    /// The guest is shutting down.
     ShuttingDown,
 }
 
-/// The agent.
+/// The state of the agent.
 #[derive(Debug, Default)]
 pub(super) struct Agent {
-    /// Whether its unit has started and not ended.
+    /// Whether the agent's unit has started and not ended.
     unit_open: bool,
-    /// Its process, while there is one.
+    /// The agent's process id while it runs.
     pid: Option<Pid>,
-    /// When that process was started, µs.
+    /// Start time of that process, µs.
     start_us: u64,
-    /// When the first one listened, by its own report, µs. The report arrives later.
+    /// Time at which the first agent process began to listen, µs. The process sends this time in
+    /// its report, which arrives later.
     listening_us: Option<u64>,
-    /// When the first one had been executed.
+    /// Time and processor time at which the first agent process had been executed (execve).
     executed: Option<Moment>,
-    /// When the next one is to be started, µs.
+    /// Time of the next restart, µs.
     restart_at: Option<u64>,
     restarts: Restarts,
 }
 
 impl Agent {
-    /// Returns its process, while there is one.
+    /// Returns the agent's process id while it runs.
     pub(super) fn pid(&self) -> Option<Pid> {
         self.pid
     }
 
-    /// Returns its process id as a number; 0 without a process.
+    /// Returns the agent's process id as a number; 0 if the agent does not run.
     pub(super) fn pid_number(&self) -> i32 {
         self.pid.map_or(0, |pid| pid.as_raw_nonzero().get())
     }
 
-    /// Returns when the first one listened, µs.
+    /// Returns the time at which the first agent process began to listen, µs.
     pub(super) fn listening_us(&self) -> Option<u64> {
         self.listening_us
     }
 
-    /// Returns when the first one had been executed.
+    /// Returns the time and processor time at which the first agent process had been executed.
     pub(super) fn executed(&self) -> Option<Moment> {
         self.executed
     }
@@ -65,22 +66,24 @@ impl Agent {
         self.restart_at
     }
 
-    /// Handles the start of its unit, which ends when the agent listens.
+    /// Handles the start of the agent's unit, which ends when the agent listens.
     pub(super) fn unit_started(&mut self) {
         self.unit_open = true;
     }
 
-    /// Handles a successful start of its process: when it began and when it had been executed.
+    /// Handles a successful start of the agent's process: `start_us` is the time before the spawn,
+    /// `executed` that after the execve.
     pub(super) fn started(&mut self, start_us: u64, pid: Pid, executed: Moment) {
         (self.pid, self.start_us) = (Some(pid), start_us);
         self.executed.get_or_insert(executed);
     }
 
-    /// Handles its report that it listens.
+    /// Handles the agent's report that it listens.
     pub(super) fn listens(&mut self, at_us: u64) -> Vec<Effect> {
         let pid = self.pid_number();
         let (object, detail) = ("agent".to_owned(), format!("pid {pid}"));
-        // From here on the console may use processor time.
+        // The start of the console writer was deferred until here, so that it takes no processor
+        // time before the agent listens.
         let mut effects =
             vec![Effect::UrgentEvent { at_us, kind: "agent-listening", object, detail }, Effect::StartConsole];
         if std::mem::take(&mut self.unit_open) {
@@ -90,7 +93,7 @@ impl Agent {
         effects
     }
 
-    /// Handles the exit of its process.
+    /// Handles the exit of the agent's process.
     pub(super) fn exited(&mut self, now: u64, words: &str, situation: Situation) -> Vec<Effect> {
         self.pid = None;
         let lived = ms(now.saturating_sub(self.start_us));
@@ -119,7 +122,8 @@ impl Agent {
                 let (times, window) = (MOST + 1, WINDOW.as_secs());
                 let text = format!("it ended {times} times in {window} s, last with {words}; its messages are above");
                 if std::mem::take(&mut self.unit_open) {
-                    // It never listened: its unit has not ended, and its failure is the boot's.
+                    // The agent never listened, so its unit has not ended: the unit fails, and with
+                    // it the boot.
                     Effect::EndUnit(UnitId::Agent, End::Failed(text))
                 } else {
                     Effect::Fail(UnitId::Agent, text)
@@ -128,7 +132,7 @@ impl Agent {
         }
     }
 
-    /// Returns whether a restart is due, once.
+    /// Returns whether a restart is due, and clears it.
     pub(super) fn take_due_restart(&mut self, now: u64) -> bool {
         let due = self.restart_at.is_some_and(|at| at <= now);
         if due {

@@ -1,7 +1,7 @@
-//! The boot plan in execution, by unit ids.
+//! The execution of the boot plan, with units named by their ids.
 //!
-//! Pure: what has to be done next is taken from [`Boot::next_due`], what happened goes
-//! into [`Boot::end`], [`Boot::found_gpus`] and [`Boot::clock`].
+//! Pure: no I/O. [`Boot::next_due`] returns the next work item; [`Boot::end`], [`Boot::found_gpus`]
+//! and [`Boot::clock`] take events.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -19,19 +19,19 @@ use crate::record::unit_of;
 use crate::unit_id::UnitId;
 use crate::units::PLAN;
 
-/// What a unit runs on its thread.
+/// The function that a unit's thread runs.
 type Run = fn(&Inputs) -> Report;
 
-/// What has to be done next for the plan.
+/// The next work item of the plan.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Due {
     /// Start this unit.
     Start(UnitId),
-    /// Start this unit on its thread.
+    /// Start this unit's thread, which runs the function.
     StartThread(UnitId, Run),
     /// This unit has ended.
     Ended(UnitId),
-    /// This required unit did not end well.
+    /// This required unit failed or timed out.
     RequiredFailed(UnitId),
     /// This unit's action ended after the unit had timed out.
     Late(UnitId),
@@ -39,14 +39,14 @@ pub(super) enum Due {
     Finished,
 }
 
-/// What the record's row of a unit takes from other components.
+/// The data of other components that a unit's row in the boot record needs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowContext<'a> {
-    /// The parameters.
+    /// The kernel parameters.
     pub(super) params: &'a Params,
     /// The guest's properties that decide how daemons run.
     pub(super) daemons: DaemonContext,
-    /// When the agent listened, by its own report, µs.
+    /// Time at which the agent began to listen, from its own report, µs.
     pub(super) agent_listening_us: Option<u64>,
 }
 
@@ -55,19 +55,20 @@ pub(super) struct RowContext<'a> {
 pub(super) struct Boot {
     executor: Executor<UnitId>,
     effects: VecDeque<Effect>,
-    /// Units that need a thread: they start after all that need none, so that the agent is not delayed.
+    /// Units that need a thread. They start after all units that need none, so that they do not
+    /// delay the agent.
     threads: VecDeque<(UnitId, Run)>,
-    /// Processor time of units, µs.
+    /// Processor time of each unit, µs.
     processor_us: BTreeMap<UnitId, u64>,
-    /// When this process began.
+    /// Time and processor time at the start of PID 1.
     begin: Moment,
 }
 
 impl Boot {
-    /// Creates the plan of which nothing has run.
+    /// Creates the plan; no unit has started.
     ///
     /// # Errors
-    /// The plan in this program is invalid.
+    /// The boot plan that is compiled into PID 1 is invalid.
     pub(super) fn new(begin: Moment) -> Result<Self, PlanError> {
         let executor = Executor::new(&check(PLAN)?);
         Ok(Self { executor, effects: VecDeque::new(), threads: VecDeque::new(), processor_us: BTreeMap::new(), begin })
@@ -85,7 +86,7 @@ impl Boot {
         self.executor.slots().get(index).map(|slot| slot.node.id)
     }
 
-    /// Returns when this process began.
+    /// Returns the time and the processor time at the start of PID 1.
     pub(super) fn begin_moment(&self) -> Moment {
         self.begin
     }
@@ -109,7 +110,7 @@ impl Boot {
         }
     }
 
-    /// Times out the units whose deadline is over.
+    /// Times out the units whose deadlines have expired.
     pub(super) fn clock(&mut self, now: u64) {
         if self.next_deadline().is_some_and(|at| at <= now) {
             self.step(now, Event::Clock);
@@ -128,12 +129,12 @@ impl Boot {
         }
     }
 
-    /// Defers a unit to its thread.
+    /// Queues a unit for the start of its thread.
     pub(super) fn defer(&mut self, unit: UnitId, run: Run) {
         self.threads.push_back((unit, run));
     }
 
-    /// Takes what has to be done next.
+    /// Returns the next work item and removes it from the queue. Threads are started last.
     pub(super) fn next_due(&mut self) -> Option<Due> {
         while let Some(effect) = self.effects.pop_front() {
             let due = match effect {
@@ -155,12 +156,12 @@ impl Boot {
         self.executor.slots().iter().find(|slot| slot.node.id == unit)
     }
 
-    /// Returns the unit that a skipped unit was skipped for.
+    /// Returns the unit that caused the skip of a skipped unit.
     pub(super) fn cause(&self, unit: UnitId) -> Option<UnitId> {
         self.unit(unit)?.cause.and_then(|index| self.id(index))
     }
 
-    /// Returns the units that run or have run, templates left out.
+    /// Returns all units, without templates.
     pub(super) fn units(&self) -> impl Iterator<Item = UnitId> + '_ {
         self.executor.slots().iter().filter(|slot| !slot.is_template()).map(|slot| slot.node.id)
     }
@@ -180,19 +181,20 @@ impl Boot {
         *self.processor_us.entry(unit).or_default() += processor_us;
     }
 
-    /// Returns the processor time of all units, µs.
+    /// Returns the total processor time of all units, µs.
     pub(super) fn processor_us(&self) -> u64 {
         self.processor_us.values().sum()
     }
 
-    /// Returns the record's rows of all units as the plan has them.
+    /// Returns the boot record's rows of all units of the plan, before any has run.
     pub(super) fn plan_rows(&self) -> Vec<(UnitId, Unit)> {
         let slots = self.executor.slots();
         let units = slots.iter().filter(|slot| !slot.is_template());
         units.map(|slot| (slot.node.id, unit_of(slot, slots))).collect()
     }
 
-    /// Returns the record's row of a unit, and the unit that it stands before.
+    /// Returns a unit's row in the boot record, and for an instance of a template the unit before
+    /// which the row is inserted.
     pub(super) fn row(&self, unit: UnitId, context: RowContext<'_>) -> Option<(Unit, Option<UnitId>)> {
         let slots = self.executor.slots();
         let slot = self.unit(unit)?;
@@ -208,7 +210,7 @@ impl Boot {
             _ => {}
         }
         row.processor_us = self.processor_us.get(&unit).copied();
-        // Instances stand where their template stands in the plan.
+        // Rows of instances are inserted at the template's position in the plan.
         let next = slot.template.and_then(|template| self.id(template + 1));
         Some((row, next))
     }
@@ -220,7 +222,7 @@ mod tests {
 
     use super::*;
 
-    /// All that is due, as text.
+    /// Returns all due work items as text.
     fn drained(boot: &mut Boot) -> Vec<String> {
         let text = |due| match due {
             Due::StartThread(unit, _) => format!("thread {unit}"),

@@ -1,4 +1,5 @@
-//! Watches the PCI bus: uevents, scans, and the load of the driver for the first hotplugged GPU.
+//! Watches the PCI bus: receives uevents, and requests bus scans and the load of the driver for the
+//! first hotplugged GPU.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
@@ -6,7 +7,7 @@ use firstlight_uevent::{MAX_MESSAGE, Uevent};
 
 use super::effect::Effect;
 
-/// uevents received per loop iteration.
+/// Maximum number of uevents received per loop iteration.
 const TURN: usize = 64;
 
 /// The uevent socket and the state of bus scans.
@@ -17,11 +18,11 @@ pub(super) struct BusWatch {
     buffer: Vec<u8>,
     /// Whether a bus scan is in progress.
     scanning: bool,
-    /// Whether another scan is needed after it.
+    /// Whether another scan is needed after the scan in progress.
     rescan: bool,
     /// Whether the driver is being loaded.
     loading: bool,
-    /// Whether the guest shuts down.
+    /// Whether the guest is shutting down.
     stopped: bool,
 }
 
@@ -31,7 +32,7 @@ impl BusWatch {
         self.socket.as_ref().map(OwnedFd::as_fd)
     }
 
-    /// Opens the uevent socket, once. The first scan finds GPUs that were added before.
+    /// Opens the uevent socket, once, and requests a scan, which finds GPUs that were added before.
     pub(super) fn open(&mut self) -> Vec<Effect> {
         if self.socket.is_some() || self.stopped {
             return Vec::new();
@@ -48,7 +49,7 @@ impl BusWatch {
         effects
     }
 
-    /// Receives uevents; one about a GPU requests a scan.
+    /// Receives uevents; a uevent about a GPU requests a scan.
     pub(super) fn receive(&mut self) -> Option<Effect> {
         let socket = self.socket.as_ref()?;
         self.buffer.resize(MAX_MESSAGE, 0);
@@ -58,7 +59,8 @@ impl BusWatch {
                 Ok(wanted) => heard |= wanted,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
                 Err(_) => {
-                    // An unreadable socket would keep waking the loop.
+                    // Closed, because poll would report the failed socket as ready in every loop
+                    // iteration.
                     self.socket = None;
                     break;
                 }
@@ -67,7 +69,7 @@ impl BusWatch {
         heard.then(|| self.request_scan()).flatten()
     }
 
-    /// Requests a scan, or another one after the scan in progress.
+    /// Requests a scan; while a scan is in progress, requests another one after it.
     pub(super) fn request_scan(&mut self) -> Option<Effect> {
         if self.scanning || self.stopped {
             self.rescan = true;
@@ -82,24 +84,24 @@ impl BusWatch {
         self.scanning = false;
     }
 
-    /// Returns the next scan if one was requested meanwhile.
+    /// Returns the next scan if one was requested during the last one.
     pub(super) fn next_scan(&mut self) -> Option<Effect> {
         self.rescan.then(|| self.request_scan()).flatten()
     }
 
-    /// Requests the load of the driver, once.
+    /// Requests the load of the driver, unless it is being loaded.
     pub(super) fn request_driver(&mut self) -> Option<Effect> {
         (!std::mem::replace(&mut self.loading, true)).then_some(Effect::LoadDriver)
     }
 
-    /// Handles the end of the driver's load. The module's init binds all present GPUs; the
-    /// next scan finds them bound.
+    /// Handles the end of the driver's load. The init function of the module binds all GPUs on the
+    /// bus; the next scan finds them bound.
     pub(super) fn driver_load_ended(&mut self) -> Option<Effect> {
         self.loading = false;
         self.request_scan()
     }
 
-    /// Starts no further scan.
+    /// Stops watching: no further scan starts.
     pub(super) fn stop(&mut self) {
         self.stopped = true;
     }

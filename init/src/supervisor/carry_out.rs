@@ -17,7 +17,7 @@ use crate::open::{self, Answer, Refusal};
 use crate::record::cut;
 
 impl Supervisor {
-    /// Carries out effects in order, then what they made due for the plan.
+    /// Carries out effects in order, then runs the units that became due.
     pub(super) fn carry_out_and_run(&mut self, effects: impl IntoIterator<Item = Effect>) {
         self.carry_out(effects);
         self.run_due_units();
@@ -93,19 +93,20 @@ impl Supervisor {
         }
     }
 
-    /// Opens the kernel's log.
+    /// Opens the kernel log.
     pub(super) fn open_log(&mut self) {
         let effects = self.logs.open_kernel_log(now_us(), self.guest.root(), self.guest.params().log);
         self.carry_out(effects);
     }
 
-    /// Reads the whole kernel log, so that the last driver messages are current.
+    /// Reads the whole kernel log, so that the driver's last messages about each GPU are up to
+    /// date.
     pub(super) fn read_whole_log(&mut self) {
         let effects = self.logs.read_whole_kernel_log(now_us(), self.guest.root(), self.guest.params().log);
         self.carry_out(effects);
     }
 
-    /// Writes the boot record's file; a failure becomes an event.
+    /// Writes the boot record to its file; an error is added to the record as an event.
     pub(super) fn save(&mut self) {
         self.recorder.milestones(self.logs.kernel().milestones());
         if let Err(text) = self.recorder.save() {
@@ -127,7 +128,8 @@ impl Supervisor {
         self.clients.send(client, &record);
     }
 
-    /// Loads a module for a client, on a thread: a driver may probe its devices.
+    /// Loads a module for a client. It runs on a thread, because the init function of a driver may
+    /// probe its devices.
     fn load_module(&mut self, request: ModuleRequest, parameters: String) {
         let (inputs, requested) = (self.inputs(), request.clone());
         let spawned = self.threads.spawn("load-module".to_owned(), move |outbox| {
@@ -174,7 +176,8 @@ impl Supervisor {
         }
     }
 
-    /// Attaches an added GPU, once the mode allows it and the driver has bound it.
+    /// Attaches a GPU that was added to the bus, if the mode permits. If the driver has not bound
+    /// the GPU, the attach starts after the bind; a missing driver is loaded.
     fn attach_added(&mut self, pci: Address, bound: bool) {
         self.update_mode();
         if !self.guest.attaches_gpus() {
@@ -190,7 +193,8 @@ impl Supervisor {
         }
     }
 
-    /// Decides the mode again for the first GPU.
+    /// Decides the mode again if the current mode attaches no GPUs: the first GPU may have been
+    /// added.
     fn update_mode(&mut self) {
         if self.guest.attaches_gpus() {
             return;
@@ -202,10 +206,12 @@ impl Supervisor {
         }
     }
 
-    /// Closes a removed GPU: the last close shuts it down, which takes the driver its time.
+    /// Closes a removed GPU on a thread: at the last close the driver shuts the GPU down, which
+    /// takes time.
     fn close_gpu(&mut self, pci: Address) {
         let held = self.gpus.take_closing(pci);
-        // Without a thread it is closed here, with the closure.
+        // If the thread cannot be started, the closure is dropped here, and with it the
+        // descriptors.
         let _ = self.threads.spawn(format!("close-{pci}"), move |_| drop(held));
     }
 
@@ -222,7 +228,7 @@ impl Supervisor {
         }
     }
 
-    /// Scans the bus on a thread: sysfs can be slow.
+    /// Scans the PCI bus on a thread, because reads of sysfs can be slow.
     fn scan_bus(&mut self) {
         let root = self.guest.root().clone();
         let spawned = self.threads.spawn("pci-scan".to_owned(), move |outbox| {
@@ -233,7 +239,8 @@ impl Supervisor {
         }
     }
 
-    /// Loads the driver for the first GPU of a guest that had none.
+    /// Loads the driver for the first hotplugged GPU of a guest that booted without one, on a
+    /// thread.
     fn load_driver(&mut self) {
         let inputs = self.inputs();
         let spawned = self

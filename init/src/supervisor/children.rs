@@ -1,35 +1,36 @@
-//! Ended child processes.
+//! Reaps exited child processes.
 
 use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
 
-/// Processes reaped per loop iteration, so that thousands of exited orphans do not delay other events.
+/// Maximum number of processes reaped per loop iteration, so that thousands of exited orphans do
+/// not delay other events.
 const TURN: usize = 256;
 
-/// Children that have ended.
+/// The state of the reaper.
 #[derive(Debug, Default)]
 pub(super) struct Children {
-    /// Whether processes may have ended that are not reaped yet.
+    /// Whether exited processes may be left to reap.
     more: bool,
-    /// Reaped orphans.
+    /// Number of reaped orphans.
     orphans: u64,
 }
 
 /// A batch of reaped processes.
 #[derive(Debug, Default)]
 pub(super) struct Reaped {
-    /// The processes and how they ended.
+    /// The process ids and exit statuses.
     pub(super) ended: Vec<(Pid, WaitStatus)>,
-    /// Whether no child is left.
+    /// Whether PID 1 has no child left (`ECHILD`).
     pub(super) none_left: bool,
 }
 
 impl Children {
-    /// Returns whether processes may have ended that are not reaped yet.
+    /// Returns whether exited processes may be left to reap.
     pub(super) fn more(&self) -> bool {
         self.more
     }
 
-    /// Reaps a batch of ended processes.
+    /// Reaps a batch of exited processes.
     pub(super) fn reap(&mut self) -> Reaped {
         let mut reaped = Reaped::default();
         self.more = true;
@@ -47,12 +48,12 @@ impl Children {
         reaped
     }
 
-    /// Counts an orphan.
+    /// Counts a reaped process that no component started.
     pub(super) fn count_orphan(&mut self) {
         self.orphans += 1;
     }
 
-    /// Returns one line about the reaped orphans, if there were any.
+    /// Returns one line with the number of reaped orphans; `None` if there were none.
     pub(super) fn orphans(&self) -> Option<String> {
         (self.orphans > 0).then(|| format!("{} orphaned processes were reaped", self.orphans))
     }

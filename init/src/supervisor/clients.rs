@@ -1,4 +1,4 @@
-//! Clients of the control socket: requests in, messages out.
+//! Clients of the control socket: receives their requests and sends them messages.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -12,7 +12,7 @@ use crate::control::{ClientId, Server};
 use crate::record::cut;
 use crate::shutdown::Goal;
 
-/// The control socket, once it is open, and the pending GPU update.
+/// The server of the control socket, once it is open, and the pending GPU update.
 #[derive(Debug, Default)]
 pub(super) struct Clients {
     server: Option<Server>,
@@ -30,7 +30,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Returns the descriptors to poll, and whether each has unsent output.
+    /// Returns the descriptors to poll, each with the flag whether it has unsent output.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool)> {
         self.server.iter().flat_map(Server::descriptors)
     }
@@ -82,7 +82,7 @@ impl Clients {
         }
     }
 
-    /// Sends a log line to all clients that read the log.
+    /// Sends a log line to all clients that subscribed to the log.
     pub(super) fn publish_line(&mut self, line: LogLine) {
         if let Some(server) = self.server.as_mut().filter(|server| server.has_readers()) {
             let LogLine { at_us, level, source, text } = line;
@@ -90,13 +90,13 @@ impl Clients {
         }
     }
 
-    /// Requests an update of the GPUs to all subscribers at the end of this loop
-    /// iteration: eight GPUs that become ready at once are one coalesced update.
+    /// Requests an update of the GPUs to all subscribers at the end of this loop iteration: eight
+    /// GPUs that become ready at once are one coalesced update.
     pub(super) fn gpus_changed(&mut self) {
         self.gpus_changed = true;
     }
 
-    /// Sends the requested update, if there is one and a subscriber.
+    /// Sends the requested update, if one was requested and a client subscribed.
     pub(super) fn send_gpus(&mut self, scanned: bool, gpus: &[Gpu]) {
         if std::mem::take(&mut self.gpus_changed) && self.server.as_ref().is_some_and(Server::has_subscribers) {
             self.publish(&gpu_message(scanned, gpus));
@@ -104,7 +104,7 @@ impl Clients {
     }
 }
 
-/// Returns the message about all GPUs.
+/// Returns the message with the state of all GPUs.
 pub(super) fn gpu_message(scanned: bool, gpus: &[Gpu]) -> FromInit {
     FromInit::Gpus { scanned, gpus: gpus.iter().map(GpuState::from).collect() }
 }

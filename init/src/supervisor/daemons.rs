@@ -1,4 +1,4 @@
-//! Daemons: units, readiness, stop in reverse order.
+//! Daemons: their units, their readiness, and their stop in reverse start order.
 
 use std::os::fd::BorrowedFd;
 
@@ -22,7 +22,7 @@ use crate::unit_id::{DaemonId, UnitId};
 #[derive(Debug, Default)]
 pub(super) struct Daemons {
     rows: Vec<Row>,
-    /// Whether they are being stopped, the last one first.
+    /// Whether the daemons are being stopped, in reverse start order.
     stopping: bool,
 }
 
@@ -32,12 +32,12 @@ struct Row {
     daemon: Daemon,
 }
 
-/// What decides about the effects of a daemon's reports.
+/// The data that decides the effects of a daemon's reports.
 #[derive(Debug, Clone, Copy)]
 struct State {
     id: DaemonId,
     context: DaemonContext,
-    /// Whether its unit has not ended.
+    /// Whether the daemon's unit has not ended.
     unit_open: bool,
 }
 
@@ -102,7 +102,8 @@ impl Daemons {
         self.rows.iter().flat_map(|row| row.daemon.descriptors())
     }
 
-    /// Starts a daemon's unit; it ends when the daemon is ready, times out, or reaches its restart limit.
+    /// Starts a daemon's unit. The unit ends when the daemon is ready, times out, or reaches its
+    /// restart limit.
     pub(super) fn start_unit(&mut self, now: u64, id: DaemonId, guest: &Guest) -> Vec<Effect> {
         let (spec, context) = (daemon_spec(id), guest.daemon_context());
         if let Some(why) = spec.disabled_reason(guest.params().daemons, context) {
@@ -110,7 +111,7 @@ impl Daemons {
         }
         let mut daemon = Daemon::new(spec, context, guest.root(), &guest.root().path(PARENT));
         let mut state = State { id, context, unit_open: true };
-        // A file missing in the image will not appear later.
+        // A file that is missing in the image does not appear later, so there is no retry.
         let effects = match launch::missing(spec, guest.root()) {
             None => {
                 daemon.start(now);
@@ -125,14 +126,14 @@ impl Daemons {
         effects
     }
 
-    /// Handles the exit of a child; `false` if it belongs to no daemon.
+    /// Handles the exit of a child; returns `false` if the process belongs to no daemon.
     pub(super) fn process_ended(&mut self, now: u64, pid: Pid, status: WaitStatus) -> bool {
         let Some(row) = self.rows.iter_mut().find(|row| row.daemon.has(pid)) else { return false };
         let words = describe_exit(status.exit_status(), status.terminating_signal());
         row.daemon.process_ended(now, pid, status.exit_status() == Some(0), &words)
     }
 
-    /// Takes the reports of all daemons.
+    /// Polls all daemons and returns the effects of their reports.
     pub(super) fn poll(&mut self, now: u64) -> Vec<Effect> {
         let mut effects = Vec::new();
         let mut again = true;
@@ -152,7 +153,7 @@ impl Daemons {
         effects
     }
 
-    /// Returns the messages about the state of all daemons for a new subscriber.
+    /// Returns one message per daemon with its state, for a new subscriber.
     pub(super) fn messages(&self) -> impl Iterator<Item = FromInit> + '_ {
         self.rows.iter().map(|row| {
             let (name, ready) = (row.state.name().to_owned(), row.daemon.is_ready());
@@ -178,12 +179,13 @@ impl Daemons {
         }
     }
 
-    /// Returns the daemons that may still run.
+    /// Returns the names of the daemons that may still be running.
     pub(super) fn not_over(&self) -> Vec<&'static str> {
         self.rows.iter().filter(|row| !row.daemon.is_over()).map(|row| row.state.name()).collect()
     }
 
-    /// Forgets all daemons: no restarts and no probes, as all processes are about to be killed.
+    /// Removes all daemons: no restarts and no probes, because all processes are about to be
+    /// killed.
     pub(super) fn forget(&mut self) {
         self.rows.clear();
     }

@@ -1,7 +1,7 @@
-//! What components of the supervisor request from the main loop.
+//! Effects: the requests of components to the main loop.
 //!
-//! A component owns its state. It takes an event, changes its own state and returns
-//! effects; the main loop carries them out in order, see `carry_out`.
+//! A component owns its state. A component takes an event, changes its own state and returns
+//! effects; the main loop carries out the effects in order (`carry_out`).
 
 use firstlight_boot_record::{Gpu, LogLine};
 use firstlight_init_control::{FromInit, RequestId};
@@ -29,33 +29,33 @@ pub(super) struct ModuleRequest {
 pub(super) enum Effect {
     /// End a unit.
     EndUnit(UnitId, End),
-    /// Add an event of now to the boot record.
+    /// Add an event with the current time to the boot record.
     Event {
-        /// Its kind.
+        /// The event's kind.
         kind: &'static str,
-        /// Its object.
+        /// The event's object.
         object: String,
         /// One line of detail.
         detail: String,
     },
-    /// Add an event to the boot record, before the queued console lines.
+    /// Add an event to the boot record; its console line precedes the queued lines.
     UrgentEvent {
-        /// When it happened, µs.
+        /// Time of the event, µs.
         at_us: u64,
-        /// Its kind.
+        /// The event's kind.
         kind: &'static str,
-        /// Its object.
+        /// The event's object.
         object: String,
         /// One line of detail.
         detail: String,
     },
-    /// Add the event of a client to the boot record.
+    /// Add a client's event to the boot record.
     ClientEvent {
-        /// When it happened, µs.
+        /// Time of the event, µs.
         at_us: u64,
-        /// Its kind.
+        /// The event's kind.
         kind: String,
-        /// Its object.
+        /// The event's object.
         object: String,
         /// One line of detail.
         detail: String,
@@ -64,31 +64,31 @@ pub(super) enum Effect {
     Gpu {
         /// The row.
         row: Box<Gpu>,
-        /// Whether the change is written to the console.
+        /// Whether a line is written to the console.
         console: bool,
     },
-    /// Start writing to the console.
+    /// Start the console writer.
     StartConsole,
-    /// Change the state of a guest that is ready to degraded.
+    /// Change the guest's state from ready to degraded.
     Degrade,
     /// Forward a log line.
     Log {
         /// The line.
         line: LogLine,
-        /// Whether it goes to the console.
+        /// Whether the line is written to the console.
         console: bool,
-        /// Whether it goes to the clients that read the log.
+        /// Whether the line is sent to the clients that subscribed to the log.
         clients: bool,
     },
-    /// Forward a line of a daemon or another supervised program.
+    /// Forward an output line of a daemon or of the GPU settings program.
     ProgramLine(Source, String),
-    /// Send the GPUs to all subscribers at the end of this loop iteration.
+    /// Send the list of GPUs to all subscribers at the end of this loop iteration.
     GpusChanged,
     /// Send a message to all subscribers.
     Publish(FromInit),
-    /// Send the state of GPUs and daemons to a new subscriber.
+    /// Send the list of GPUs and the state of the daemons to a new subscriber.
     SendState(ClientId),
-    /// Send the boot record to a client as the reply to this request.
+    /// Send the boot record to a client as the reply to the request with this id.
     SendRecord(ClientId, Option<RequestId>),
     /// Load a kernel module for a client.
     LoadModule {
@@ -97,19 +97,19 @@ pub(super) enum Effect {
         /// The module's parameters.
         parameters: String,
     },
-    /// Apply the failure policy to the failure of a unit.
+    /// Apply the failure policy to the failure of this unit; the text is the error.
     Fail(UnitId, String),
     /// Begin the shutdown; the text is the reason.
     BeginShutdown(Goal, String),
-    /// Report progress to the shutdown.
+    /// Pass an event to the shutdown state machine.
     Shutdown(shutdown::Event),
-    /// Handle the agent's report that it listens, of this time, µs.
+    /// Handle the agent's report that it listens; the number is the time, µs.
     AgentListens(u64),
-    /// Open a GPU's device node with this minor number on a thread.
+    /// Open the device node with this minor number on a thread, which attaches the GPU.
     Attach(Address, u32),
-    /// Create the device node of a GPU on a thread.
+    /// Create the device node of a hotplugged GPU on a thread.
     MakeNode(Address),
-    /// Attach a GPU that was added to the bus; whether the driver has bound it.
+    /// Attach a GPU that was added to the bus; the flag is set if the driver has bound the GPU.
     AttachAdded(Address, bool),
     /// Close a removed GPU on a thread.
     CloseGpu(Address),
@@ -117,7 +117,8 @@ pub(super) enum Effect {
     ApplySettings(Address),
     /// Create the device nodes of the driver's capabilities.
     MakeCapabilities,
-    /// Publish a GPU whose settings run is over, or exclude it: why MIG instances are missing, if they are.
+    /// Publish a GPU after its settings run. If the text is set, the GPU lacks MIG instances for
+    /// that reason: a GPU for which they were requested is excluded instead.
     SettingsApplied(Address, Option<String>),
     /// Scan the PCI bus on a thread.
     ScanBus,
@@ -126,7 +127,7 @@ pub(super) enum Effect {
 }
 
 impl Effect {
-    /// Returns an event without a time of its own.
+    /// Creates an [`Effect::Event`], which gets the current time when it is carried out.
     pub(super) fn event(kind: &'static str, object: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::Event { kind, object: object.into(), detail: detail.into() }
     }

@@ -1,4 +1,4 @@
-//! What is known about the guest: the inputs of all decisions.
+//! The data about the guest on which decisions are based.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Log forwarding: sources, levels and rate limits.
+//! Log forwarding: reads the log sources and applies levels and rate limits.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -12,22 +12,26 @@ use crate::log::devlog::DevLog;
 use crate::log::{Forwarder, Source};
 use crate::root::Root;
 
-/// Records of the kernel's log, and datagrams of `/dev/log`, read per loop iteration.
+/// Maximum number of records of the kernel log, and of datagrams of `/dev/log`, read per loop
+/// iteration.
 const TURN: usize = 64;
 
-/// Batches of `/dev/log` read before the final record; senders may not stop.
+/// Maximum number of batches of `/dev/log` read before the final boot record: senders may keep
+/// writing.
 const LAST_BATCHES: usize = 16;
 
-/// Batches of the kernel's log read at once; it may grow faster than it is read.
+/// Maximum number of batches read by [`Logs::read_whole_kernel_log`]: the kernel log may grow
+/// faster than it is read.
 const WHOLE_LOG_BATCHES: usize = 64;
 
 /// The log sources.
 #[derive(Debug, Default)]
 pub(super) struct Logs {
     kmsg: Option<Reader>,
-    /// What the boot record takes from the kernel's log.
+    /// The data that the boot record uses from the kernel log.
     kernel: Log,
-    /// Levels below this one are printed by the kernel itself.
+    /// The kernel's console log level. The kernel prints messages with a numerically lower level on
+    /// the console itself.
     printed_below: u32,
     devlog: Option<DevLog>,
     forwarder: Forwarder,
@@ -39,17 +43,17 @@ impl Logs {
         self.kmsg.iter().map(Reader::as_fd).chain(self.devlog.iter().map(DevLog::as_fd))
     }
 
-    /// Returns when dropped lines are reported next, µs.
+    /// Returns when [`Logs::read`] reports dropped lines next, µs.
     pub(super) fn next_deadline(&self) -> Option<u64> {
         self.forwarder.next_deadline()
     }
 
-    /// Returns what was taken from the kernel's log.
+    /// Returns the data extracted from the kernel log.
     pub(super) fn kernel(&self) -> &Log {
         &self.kernel
     }
 
-    /// Takes the GPUs that the driver has logged a message about since the last call.
+    /// Returns the GPUs about which the driver has logged a message since the last call.
     pub(super) fn take_gpus_with_messages(&mut self) -> BTreeSet<Address> {
         self.kernel.take_gpus_with_messages()
     }
@@ -63,8 +67,9 @@ impl Logs {
         Ok(())
     }
 
-    /// Opens the kernel's log, once, and reads a batch. It has hundreds of records from
-    /// before PID 1, so this waits until the agent listens.
+    /// Opens the kernel log, once, and reads a batch. The log has hundreds of records from before
+    /// the start of PID 1; the caller opens it once the agent listens, so that they do not delay
+    /// the agent.
     pub(super) fn open_kernel_log(&mut self, now: u64, root: &Root, most: Level) -> Vec<Effect> {
         if self.kmsg.is_some() {
             return Vec::new();
@@ -74,7 +79,8 @@ impl Logs {
         self.read_kernel_log(now, most).0
     }
 
-    /// Reads the whole kernel log, so that the last driver messages are current.
+    /// Reads the kernel log to its end, so that the driver's last messages about each GPU are up to
+    /// date.
     pub(super) fn read_whole_kernel_log(&mut self, now: u64, root: &Root, most: Level) -> Vec<Effect> {
         let mut effects = self.open_kernel_log(now, root, most);
         for _ in 0..WHOLE_LOG_BATCHES {
@@ -87,7 +93,7 @@ impl Logs {
         effects
     }
 
-    /// Reads a batch of each log and reports dropped lines that are due.
+    /// Reads a batch of each log and reports the dropped lines that are due.
     pub(super) fn read(&mut self, now: u64, most: Level) -> Vec<Effect> {
         let mut effects = self.read_kernel_log(now, most).0;
         effects.extend(self.read_devlog(now, most).0);
@@ -97,7 +103,8 @@ impl Logs {
         effects
     }
 
-    /// Reads all remaining lines before the final record.
+    /// Reads the remaining lines, up to a limit, before the final boot record, and reports all
+    /// dropped lines.
     pub(super) fn read_last(&mut self, now: u64, most: Level) -> Vec<Effect> {
         let mut effects = self.read_kernel_log(now, most).0;
         for _ in 0..LAST_BATCHES {
@@ -111,7 +118,7 @@ impl Logs {
         effects
     }
 
-    /// Reads a batch of the kernel's log, and whether more is left.
+    /// Reads a batch of the kernel log; returns its effects and whether more may be left.
     fn read_kernel_log(&mut self, now: u64, most: Level) -> (Vec<Effect>, bool) {
         let Some(kmsg) = &mut self.kmsg else { return (Vec::new(), false) };
         let (mut effects, printed) = (Vec::new(), self.printed_below);
@@ -126,18 +133,19 @@ impl Logs {
             }
         });
         let more = read.unwrap_or_else(|_| {
-            // An unreadable log would keep waking the loop.
+            // Closed, because poll would report the failed descriptor as ready in every loop
+            // iteration.
             self.kmsg = None;
             false
         });
         (effects, more)
     }
 
-    /// Reads a batch of `/dev/log`, and whether more is left.
+    /// Reads a batch of `/dev/log`; returns its effects and whether more may be left.
     fn read_devlog(&mut self, now: u64, most: Level) -> (Vec<Effect>, bool) {
         let Some(log) = &mut self.devlog else { return (Vec::new(), false) };
         let messages = log.read(now, TURN).unwrap_or_else(|_| {
-            // An unreadable socket would keep waking the loop.
+            // Closed, because poll would report the failed socket as ready in every loop iteration.
             self.devlog = None;
             Vec::new()
         });
@@ -149,7 +157,8 @@ impl Logs {
         (lines.collect(), more)
     }
 
-    /// Forwards a line of a supervised program within its rate limit.
+    /// Forwards an output line of a supervised program, at level info, within the source's rate
+    /// limit.
     pub(super) fn program_line(&mut self, now: u64, most: Level, source: &Source, text: String) -> Option<Effect> {
         let forwarder = &mut self.forwarder;
         (Level::Info <= most).then(|| forward(forwarder, now, now, source, Level::Info, text, true)).flatten()
@@ -161,8 +170,9 @@ impl Logs {
     }
 }
 
-/// Returns whether a line of the kernel's log is forwarded. Of the kernel's own lines only
-/// warnings and worse are, of its GPU driver's all.
+/// Returns whether a line of the kernel log is forwarded: at the chosen level `most` or more
+/// severe. Lines of the kernel other than the GPU driver's have to be warnings or worse, unless
+/// `most` is debug.
 fn is_forwarded(source: &Source, level: Level, most: Level) -> bool {
     match source {
         Source::Kernel if most < Level::Debug => level <= most.min(Level::Warning),
@@ -170,8 +180,8 @@ fn is_forwarded(source: &Source, level: Level, most: Level) -> bool {
     }
 }
 
-/// Returns the effect of a line that is within its source's rate limit; `console` is
-/// whether the kernel has not printed it itself.
+/// Returns the effect of a line if its source is within its rate limit. `console` is `false` if the
+/// kernel has already printed the line on the console.
 fn forward(
     forwarder: &mut Forwarder,
     now: u64,
@@ -182,7 +192,7 @@ fn forward(
     console: bool,
 ) -> Option<Effect> {
     let line = forwarder.take(now, at_us, source, level, text)?;
-    // The agent's log readers have the agent's own lines.
+    // The clients that subscribed to the log are the agent's, which has its own lines already.
     Some(Effect::Log { line, console, clients: *source != Source::Agent })
 }
 

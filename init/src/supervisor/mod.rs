@@ -1,11 +1,11 @@
-//! The main loop: it serialises all events of PID 1.
+//! The main loop of PID 1. The loop handles all events one after the other.
 //!
-//! The loop never blocks on a unit. Units run on their own threads and send
-//! their result through a channel; an eventfd wakes the loop.
+//! The loop never blocks on a unit. Units run on their own threads and send their results through a
+//! channel; an eventfd wakes the loop.
 //!
-//! The state belongs to components, one per file. A component takes an event and
-//! returns [`effect::Effect`]s; the loop routes events to components (here), runs the
-//! boot plan's units (`units`) and carries out effects (`carry_out`).
+//! The state belongs to components, one per file. A component takes an event and returns
+//! [`effect::Effect`]s. The loop routes events to components (this file), runs the units of the
+//! boot plan (`units`) and carries out effects (`carry_out`).
 
 mod agent;
 mod boot;
@@ -53,7 +53,7 @@ use crate::root::Root;
 use crate::shutdown::{self, Goal};
 use crate::unit_id::UnitId;
 
-/// PID 1.
+/// The supervisor: the state of PID 1.
 #[derive(Debug)]
 pub struct Supervisor {
     guest: Guest,
@@ -75,19 +75,19 @@ pub struct Supervisor {
 /// An error before the boot begins.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The plan in this program is wrong.
+    /// The boot plan that is compiled into PID 1 is invalid.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The kernel has no descriptor for us.
+    /// The kernel could not create a descriptor.
     #[error("cannot make {0}: {1}")]
     Descriptor(&'static str, std::io::Error),
 }
 
 impl Supervisor {
-    /// A supervisor that has done nothing yet.
+    /// Creates a supervisor; no unit has started.
     ///
     /// # Errors
-    /// The plan makes no sense, or the kernel refuses the most basic things.
+    /// The boot plan is invalid, or the kernel could not create an eventfd.
     pub fn new(signals: SignalFd, begin: Moment) -> Result<Self, StartError> {
         let boot = Boot::new(begin)?;
         let threads = Threads::new().map_err(|error| StartError::Descriptor("an eventfd", error))?;
@@ -120,7 +120,7 @@ impl Supervisor {
         loop {
             self.run_due_units();
             self.publish_ready_gpus();
-            // Units of GPUs that are ready now have ended.
+            // The publication of GPUs ends their attach units: run the units that depend on them.
             self.run_due_units();
             self.clients.send_gpus(self.gpus.is_scanned(), &self.recorder.record().gpus);
             self.wait();
@@ -153,7 +153,7 @@ impl Supervisor {
             let left = at.saturating_sub(now_us());
             Timespec {
                 tv_sec: i64::try_from(left / 1_000_000).unwrap_or(i64::MAX),
-                // Below a thousand million by construction.
+                // The remainder is less than 1 s, so the value is below 1,000,000,000 ns.
                 tv_nsec: i64::try_from(left % 1_000_000 * 1000).unwrap_or_default(),
             }
         });
@@ -165,12 +165,12 @@ impl Supervisor {
             let flags = if output { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
             fds.push(PollFd::from_borrowed_fd(fd, flags));
         }
-        // Nothing can be done about a poll that fails; a signal ends it too.
+        // An error of poll is ignored, because there is no recovery. EINTR ends the wait early.
         let _ = poll(&mut fds, timeout.as_ref());
         self.threads.clear();
     }
 
-    /// Routes what components have received.
+    /// Receives the pending input of all components and handles it.
     fn poll_components(&mut self) {
         for (client, request) in self.clients.receive() {
             let effects = self.clients.handle(now_us(), client, request);
@@ -187,8 +187,9 @@ impl Supervisor {
         self.carry_out(effect);
     }
 
-    /// Scans the bus if the driver logged a message about an open GPU that is unbound.
-    /// On unbind of an open GPU the driver logs and waits for the last close.
+    /// Requests a bus scan if the driver has logged a message about a GPU that PID 1 holds open and
+    /// that sysfs links to no driver. On the unbind of an open GPU the driver logs a message and
+    /// waits for the last close.
     fn check_drivers(&mut self) {
         for pci in self.logs.take_gpus_with_messages() {
             let link = self.guest.root().path(&format!("/sys/bus/pci/devices/{pci}/driver"));
@@ -199,7 +200,7 @@ impl Supervisor {
         }
     }
 
-    /// Routes the time to the components that wait for it.
+    /// Passes the current time to the components whose deadlines have expired.
     fn watch_clock(&mut self) {
         let now = now_us();
         self.boot.clock(now);
@@ -226,7 +227,7 @@ impl Supervisor {
                     let reason = format!("signal {} from pid {}", signal.number, signal.sender);
                     self.begin_shutdown(Goal::PowerOff, &reason);
                 }
-                // Ctrl-Alt-Del on the console, as the kernel reports it.
+                // SIGINT: the kernel sends it to PID 1 on Ctrl-Alt-Del.
                 libc::SIGINT => self.begin_shutdown(Goal::Reboot, "ctrl-alt-del"),
                 libc::SIGUSR1 => {
                     self.read_whole_log();
@@ -238,7 +239,8 @@ impl Supervisor {
         }
     }
 
-    /// Reaps a batch of ended processes and routes each to its component.
+    /// Reaps a batch of exited processes and passes each to the component that started it; all
+    /// others are counted as orphans.
     fn reap(&mut self) {
         let reaped = self.children.reap();
         for (pid, status) in reaped.ended {
@@ -267,7 +269,7 @@ impl Supervisor {
         }
     }
 
-    /// Routes the message of a thread.
+    /// Handles the message of a thread.
     fn handle_message(&mut self, message: Message) {
         match message {
             Message::Unit(unit, report, processor_us) => self.unit_reported(unit, report, processor_us),
@@ -276,7 +278,7 @@ impl Supervisor {
                 self.carry_out(effects);
             }
             Message::Attach(pci, answer, processor_us) => {
-                // The attach of a hotplugged GPU has no unit.
+                // A hotplugged GPU has no attach unit.
                 if self.gpus.has_unit(pci) {
                     self.boot.worked(UnitId::GpuAttach(pci), processor_us);
                 }
@@ -342,7 +344,7 @@ impl Supervisor {
         self.carry_out(effects);
     }
 
-    /// Gives an event to the GPUs together with what they take from other components.
+    /// Calls `handle` with the GPUs and the data of other components that they need.
     fn with_gpus(&mut self, handle: impl FnOnce(&mut Gpus, &GpuContext<'_>) -> Vec<Effect>) -> Vec<Effect> {
         let context = GpuContext { now: now_us(), guest: &self.guest, log: self.logs.kernel() };
         handle(&mut self.gpus, &context)

@@ -1,4 +1,4 @@
-//! Shutdown: its stages, what did not end in time, power-off.
+//! Shutdown: its stages, the objects that miss their deadline, and power-off or reboot.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,16 +12,16 @@ use crate::clock::{micros, ms};
 use crate::console::write_final_message;
 use crate::shutdown::{Effect, Event, Goal, Shutdown};
 
-/// Delay after the deadline before the watchdog thread powers off.
+/// Time after the shutdown deadline at which the watchdog thread powers off or reboots.
 const LAST_RESORT: Duration = Duration::from_secs(2);
 
-/// Names of processes in one line, at most.
+/// Maximum number of processes named in the report of the `Processes` stage.
 pub(super) const MOST_NAMES: usize = 8;
 
-/// An object that did not end in time, and one line about it.
+/// An object that did not end in time, and the one-line report about it.
 pub(super) type Late = (String, String);
 
-/// The shutdown, once it has begun.
+/// The shutdown, if one has begun.
 #[derive(Debug, Default)]
 pub(super) struct Power {
     shutdown: Option<InProgress>,
@@ -31,9 +31,9 @@ pub(super) struct Power {
 struct InProgress {
     machine: Shutdown,
     begin_us: u64,
-    /// GPUs being closed, in order.
+    /// The GPUs that the release thread closes, in this order.
     gpus: Vec<Address>,
-    /// How many of them are closed.
+    /// Number of GPUs that are closed.
     closed: Arc<AtomicUsize>,
     /// Objects that did not end in time.
     left: Vec<String>,
@@ -45,12 +45,12 @@ impl Power {
         self.shutdown.is_some()
     }
 
-    /// Returns when [`Power::clock`] is due, µs.
+    /// Returns when [`Power::clock`] is due next, µs.
     pub(super) fn next_deadline(&self) -> Option<u64> {
         self.shutdown.as_ref().and_then(|shutdown| shutdown.machine.next_deadline())
     }
 
-    /// Begins a shutdown; `false` if one has begun before.
+    /// Begins a shutdown; returns `false` if one has already begun.
     pub(super) fn begin(&mut self, now: u64, goal: Goal, total: Duration) -> bool {
         if self.is_shutting_down() {
             return false;
@@ -65,24 +65,26 @@ impl Power {
         true
     }
 
-    /// Handles an event of the shutdown; without a shutdown nothing happens.
+    /// Passes an event to the shutdown state machine; does nothing before the shutdown has begun.
     pub(super) fn step(&mut self, now: u64, event: Event) -> Vec<Effect> {
         self.shutdown.as_mut().map(|shutdown| shutdown.machine.step(now, event)).unwrap_or_default()
     }
 
-    /// Ends stages that are past their share of the deadline.
+    /// Ends the stage in progress if its share of the deadline has passed.
     pub(super) fn clock(&mut self, now: u64) -> Vec<Effect> {
         if self.next_deadline().is_some_and(|at| at <= now) { self.step(now, Event::Clock) } else { Vec::new() }
     }
 
-    /// Handles the start of the release of these GPUs; returns the counter of closed ones.
+    /// Records the GPUs that are about to be closed; returns the counter of closed GPUs, which the
+    /// release thread increments.
     pub(super) fn releasing(&mut self, gpus: Vec<Address>) -> Arc<AtomicUsize> {
         let Some(shutdown) = &mut self.shutdown else { return Arc::default() };
         shutdown.gpus = gpus;
         Arc::clone(&shutdown.closed)
     }
 
-    /// Returns the GPU whose close has not returned for `after` µs, if there is one.
+    /// Returns the GPU whose close has not returned within `after` µs, if there is one. The GPUs
+    /// after it in the order are not closed yet.
     pub(super) fn late_gpus(&self, after: u64) -> Vec<Late> {
         let Some(shutdown) = &self.shutdown else { return Vec::new() };
         let held = shutdown.gpus.get(shutdown.closed.load(Ordering::Relaxed)..).unwrap_or_default();
@@ -96,14 +98,14 @@ impl Power {
         held.first().map(text).into_iter().collect()
     }
 
-    /// Remembers an object that did not end in time.
+    /// Records the name of an object that did not end in time, for the summary.
     pub(super) fn left_behind(&mut self, object: String) {
         if let Some(shutdown) = &mut self.shutdown {
             shutdown.left.push(object);
         }
     }
 
-    /// Returns the duration of the shutdown and what did not end in time.
+    /// Returns the duration of the shutdown and the names of the objects that did not end in time.
     pub(super) fn summary(&self, now: u64) -> String {
         let Some(shutdown) = &self.shutdown else { return String::new() };
         let left =
@@ -112,30 +114,30 @@ impl Power {
     }
 }
 
-/// Returns what to report about an agent that did not end within `after` µs.
+/// Returns the report about an agent that did not exit within `after` µs of SIGTERM.
 pub(super) fn late_agent(pid: i32, after: u64) -> Vec<Late> {
     vec![("agent".to_owned(), format!("pid {pid} did not end within {} ms of SIGTERM", ms(after)))]
 }
 
-/// Returns what to report about daemons that did not stop within `after` µs.
+/// Returns the reports about daemons that did not stop within `after` µs.
 pub(super) fn late_daemons(names: Vec<&str>, after: u64) -> Vec<Late> {
     let text = format!("not stopped within {} ms for all daemons; it is killed", ms(after));
     names.into_iter().map(|name| (name.to_owned(), text.clone())).collect()
 }
 
-/// Returns what to report about killed processes that exist after `after` µs.
+/// Returns the reports about processes that still exist `after` µs after SIGKILL.
 pub(super) fn late_processes(names: Vec<String>, after: u64) -> Vec<Late> {
     let text = format!("killed, and still there {} ms later: the kernel holds it", ms(after));
     names.into_iter().map(|name| (name, text.clone())).collect()
 }
 
-/// Returns what to report about file systems that were not synced within `after` µs.
+/// Returns the report about file systems that were not synced within `after` µs.
 pub(super) fn late_files(after: u64) -> Vec<Late> {
     let text = format!("not written within {} ms; what was not written is lost", ms(after));
     vec![("file-systems".to_owned(), text)]
 }
 
-/// Returns the name of the final event and the command of the kernel.
+/// Returns the kind of the boot record's last event and the reboot(2) command.
 fn command(goal: Goal) -> (&'static str, RebootCommand) {
     match goal {
         Goal::PowerOff => ("power-off", RebootCommand::PowerOff),
@@ -151,13 +153,13 @@ pub(super) fn last_event(goal: Goal) -> &'static str {
 /// Powers off or reboots.
 pub(super) fn end_machine(goal: Goal) -> ! {
     loop {
-        // It returns only outside a virtual machine of our own.
+        // reboot(2) returns only if it fails, for example in a container without CAP_SYS_BOOT.
         let _ = reboot(command(goal).1);
         std::thread::sleep(Duration::from_secs(1));
     }
 }
 
-/// Starts an independent thread that powers off if the main loop blocks.
+/// Starts a watchdog thread that powers off or reboots if the main loop has not done so in time.
 pub(super) fn start_watchdog(goal: Goal, total: Duration) {
     let thread = std::thread::Builder::new().name("last-resort".to_owned()).stack_size(STACK);
     // If the thread cannot be started, shutdown continues without the watchdog.

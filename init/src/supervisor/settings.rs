@@ -1,4 +1,4 @@
-//! Runs of the program that applies GPU settings, between attach and ready.
+//! Runs of the GPU settings program, after the attach of a GPU and before it is ready.
 
 use std::os::fd::BorrowedFd;
 
@@ -16,22 +16,22 @@ use crate::log::Source;
 use crate::settings::{OutputLine, Run, Tally, missing};
 use crate::unit_id::UnitId;
 
-/// An attached GPU: its index and address.
+/// The index and the PCI address of a GPU.
 pub(super) type Place = (u32, Address);
 
-/// Settings runs and the GPUs that wait for them.
+/// Settings runs, and the GPUs that wait for them.
 #[derive(Debug, Default)]
 pub(super) struct SettingsRuns {
     rows: Vec<Row>,
-    /// GPUs that are attached and wait for the unit to begin.
+    /// GPUs that are attached and wait for the unit to start.
     waiting: Vec<Address>,
-    /// Whether the unit has begun: a GPU that attaches later has a run of its own.
+    /// Whether the unit has started: a GPU that attaches later gets its own run.
     begun: bool,
-    /// How many runs there were.
+    /// Number of runs that were started, which makes their cgroup names unique.
     runs: usize,
 }
 
-/// A run and its GPUs.
+/// A settings run and its GPUs.
 #[derive(Debug)]
 struct Row {
     run: Run,
@@ -39,7 +39,7 @@ struct Row {
     /// Whether this is the run of the unit.
     of_unit: bool,
     deadline_us: u64,
-    /// Errors besides those of the run.
+    /// Errors that were known before the run, such as settings for unknown GPUs.
     errors: Vec<String>,
 }
 
@@ -54,7 +54,8 @@ impl SettingsRuns {
         self.rows.iter().filter_map(|row| row.run.descriptor())
     }
 
-    /// Applies the settings of an attached GPU: in the unit's run, or in its own if the unit has begun.
+    /// Applies the settings of an attached GPU: in the unit's run, or in a run of its own if the
+    /// unit has started.
     pub(super) fn apply(&mut self, now: u64, gpu: Place, guest: &Guest) -> Vec<Effect> {
         if !self.begun {
             self.waiting.push(gpu.1);
@@ -70,8 +71,8 @@ impl SettingsRuns {
         }
     }
 
-    /// Starts the unit: every GPU has attached or has failed. `gpus` are all GPUs, `attached`
-    /// those that still wait for settings.
+    /// Starts the unit: the attach of each GPU has ended. `gpus` are all GPUs; `attached` are those
+    /// that still wait for settings.
     pub(super) fn start_unit(&mut self, now: u64, gpus: &[Place], attached: &[Place], guest: &Guest) -> Vec<Effect> {
         self.begun = true;
         let waiting = std::mem::take(&mut self.waiting);
@@ -97,7 +98,8 @@ impl SettingsRuns {
         }
     }
 
-    /// Handles the end of the unit, possibly skipped: GPUs attached later have their own run.
+    /// Handles the end of the unit, which may have been skipped: each waiting GPU gets a run of its
+    /// own.
     pub(super) fn unit_ended(&mut self) -> Vec<Effect> {
         self.begun = true;
         std::mem::take(&mut self.waiting).into_iter().map(Effect::ApplySettings).collect()
@@ -126,7 +128,7 @@ impl SettingsRuns {
         Ok(())
     }
 
-    /// Takes the output of runs, and ends those that are past their deadline.
+    /// Processes the output of all runs, and kills the runs whose deadline has expired.
     pub(super) fn poll(&mut self, now: u64, guest: &Guest) -> Vec<Effect> {
         let mut effects: Vec<Effect> = self.rows.iter_mut().flat_map(|row| row.output(false)).collect();
         while let Some(at) = self.rows.iter().position(|row| row.deadline_us <= now) {
@@ -139,7 +141,7 @@ impl SettingsRuns {
         effects
     }
 
-    /// Handles the exit of a child; `None` if it belongs to no run.
+    /// Handles the exit of a child; returns `None` if no run started the process.
     pub(super) fn process_ended(&mut self, pid: Pid, status: WaitStatus) -> Option<Vec<Effect>> {
         let at = self.rows.iter().position(|row| row.run.is(pid))?;
         let mut row = self.rows.remove(at);
@@ -153,9 +155,10 @@ impl SettingsRuns {
 }
 
 impl Row {
-    /// Kills all processes of the run and takes the rest of its output.
+    /// Kills all processes of the run and reads the rest of its output.
     fn kill(&mut self) -> Vec<Effect> {
-        // First, so that its output comes to an end.
+        // Killed before the read: the read continues until end of file or EAGAIN, which a process
+        // that keeps writing could delay forever.
         self.run.kill();
         self.output(true)
     }
@@ -171,9 +174,9 @@ impl Row {
     }
 }
 
-/// Returns the errors about GPUs that are named by a setting and not in the guest.
+/// Returns an error for each setting that names a GPU which the guest does not have.
 fn unknown_gpus(gpus: &[Place], guest: &Guest) -> Vec<String> {
-    // If GPUs can be added later, so can these.
+    // With GPU hotplug, these GPUs may be added later.
     if guest.params().gpu_hotplug {
         return Vec::new();
     }
@@ -189,7 +192,7 @@ fn unknown_gpus(gpus: &[Place], guest: &Guest) -> Vec<String> {
 fn line_effect(line: OutputLine) -> Option<Effect> {
     match line {
         OutputLine::Text(text) => Some(Effect::ProgramLine(Source::Daemon("gpu-settings"), text)),
-        // The start of a step matters only if the step does not end.
+        // The start of a step is only reported if the step does not end.
         OutputLine::Step(line) if line.result == Outcome::Started => None,
         OutputLine::Step(line) => {
             let kind = match line.result {
@@ -203,7 +206,8 @@ fn line_effect(line: OutputLine) -> Option<Effect> {
     }
 }
 
-/// Returns all errors of a run: those known at its start, those of its steps, and how it ended.
+/// Returns all errors of a run: those known before the run, those of its steps, and the reason of
+/// its failure.
 fn errors_of(mut errors: Vec<String>, tally: &Tally, why: Option<&str>, last_line: &str) -> Vec<String> {
     errors.extend(tally.complaints());
     let words = match last_line {
@@ -225,7 +229,7 @@ fn run_ended(
     let text = errors.join("; ");
     let mut effects = applied(gpus, |pci| {
         let pci = pci.to_string();
-        // Only steps that were reported as done count as done.
+        // Only a reported result counts as success; a step without a result may not have run.
         (!tally.is_divided(&pci)).then(|| tally.failure_of(&pci).unwrap_or(&text).to_owned())
     });
     if of_unit {
@@ -237,9 +241,10 @@ fn run_ended(
     effects
 }
 
-/// Returns the effects for GPUs whose run is over; `undivided` is why a GPU has no MIG instances.
+/// Returns the effects for GPUs whose run has ended; `undivided` returns the reason why a GPU has
+/// no MIG instances.
 fn applied(gpus: &[Address], undivided: impl Fn(Address) -> Option<String>) -> Vec<Effect> {
-    // MIG instances were created or destroyed, and with them the driver's capabilities.
+    // The run may have created or destroyed MIG instances, and with them the driver's capabilities.
     let published = gpus.iter().map(|pci| Effect::SettingsApplied(*pci, undivided(*pci)));
     std::iter::once(Effect::MakeCapabilities).chain(published).collect()
 }
@@ -267,7 +272,8 @@ mod tests {
         let places = [(0, pci(1)), (1, pci(2))];
         assert_eq!(runs.apply(1, places[0], &guest), []);
         assert_eq!(runs.apply(1, places[1], &guest), []);
-        // The second one was removed meanwhile. The image has no program.
+        // The second GPU was removed before the start of the unit. The image lacks the settings
+        // program.
         let effects = runs.start_unit(2, &places, &places[..1], &guest);
         assert_eq!(effects[0], Effect::MakeCapabilities);
         assert!(matches!(&effects[1], Effect::SettingsApplied(gpu, Some(_)) if *gpu == pci(1)));

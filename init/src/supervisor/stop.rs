@@ -1,4 +1,4 @@
-//! The failure policy and the shutdown's effects.
+//! The failure policy and the effects of the shutdown.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -71,7 +71,7 @@ impl Supervisor {
             match effect {
                 Effect::TerminateAgent => {
                     if let Some(pid) = self.agent.pid() {
-                        // If it has exited, it is about to be reaped.
+                        // An error means that the agent has exited and is about to be reaped.
                         let _ = kill_process(pid, Signal::TERM);
                     }
                 }
@@ -81,7 +81,8 @@ impl Supervisor {
                 }
                 Effect::KillAll => {
                     self.daemons.forget();
-                    // The process group of PID 1 is written -1, which is every process but PID 1.
+                    // rustix passes -1 to kill(2) for the process group of PID 1: SIGKILL to every
+                    // process but PID 1.
                     let _ = kill_process_group(Pid::INIT, Signal::KILL);
                     self.reap();
                 }
@@ -92,7 +93,7 @@ impl Supervisor {
         }
     }
 
-    /// Records what did not end in time.
+    /// Records the objects that did not end within the share of this stage.
     fn report_late(&mut self, step: Step, after: u64) {
         let rows = match step {
             Step::Agent => late_agent(self.agent.pid_number(), after),
@@ -107,7 +108,7 @@ impl Supervisor {
         }
     }
 
-    /// Closes GPUs and syncs file systems, on two threads because both can hang.
+    /// Closes the GPUs and syncs the file systems, on two threads, because both calls can hang.
     fn release(&mut self) {
         let (gpus, held): (Vec<Address>, Vec<_>) = self.gpus.take_held().into_iter().unzip();
         let closed = self.power.releasing(gpus);

@@ -1,4 +1,4 @@
-//! Threads of the main loop and their messages.
+//! Threads of the main loop and the channel through which they send messages.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,17 +14,18 @@ use crate::open::Answer;
 use crate::shutdown;
 use crate::unit_id::UnitId;
 
-/// Stack of a thread. Address space, not memory: only what is touched counts.
+/// Stack size of a thread, bytes. It reserves address space; only pages that are touched use
+/// memory.
 pub(super) const STACK: usize = 128 << 10;
 
 /// A message from a thread to the loop.
 #[derive(Debug)]
 pub(super) enum Message {
-    /// A unit's action ended; its thread's processor time, µs.
+    /// A unit's action ended; the number is the processor time of its thread, µs.
     Unit(UnitId, Report, u64),
-    /// The node of a GPU is open, and the driver initialises the GPU.
+    /// The device node of a GPU is open, and the driver is initialising the GPU.
     Opened(Address),
-    /// An attach ended; its thread's processor time, µs.
+    /// An attach attempt ended; the number is the processor time of its thread, µs.
     Attach(Address, Answer, u64),
     /// The result of loading a kernel module for a client.
     Module(ModuleRequest, Result<String, String>),
@@ -32,7 +33,7 @@ pub(super) enum Message {
     BusScanned(Result<BusSnapshot, String>),
     /// The result of loading the driver for a hotplugged GPU.
     Driver(Result<String, String>),
-    /// The node of a hotplugged GPU.
+    /// The minor number of a hotplugged GPU's device node, or the error of its creation.
     Node(Address, Result<u32, String>),
     /// A shutdown thread has ended.
     Shutdown(shutdown::Event),
@@ -48,13 +49,14 @@ pub(super) struct Outbox {
 impl Outbox {
     /// Sends a message and wakes the loop.
     pub(super) fn send(&self, message: Message) {
-        // The loop holds the other ends for as long as the machine runs.
+        // Errors are ignored: the loop holds the other ends of the channel and of the eventfd until
+        // the VM ends.
         let _ = self.sender.send(message);
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 }
 
-/// The channel of all threads to the loop.
+/// The channel from all threads to the loop.
 #[derive(Debug)]
 pub(super) struct Threads {
     inbox: Receiver<Message>,
@@ -62,28 +64,28 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    /// Creates the channel.
+    /// Creates the channel and its eventfd.
     ///
     /// # Errors
-    /// The kernel has no descriptor for it.
+    /// The kernel could not create the eventfd.
     pub(super) fn new() -> std::io::Result<Self> {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (sender, inbox) = channel();
         Ok(Self { inbox, outbox: Outbox { sender, bell } })
     }
 
-    /// Returns the descriptor that is readable when there are messages.
+    /// Returns the eventfd, which is readable when messages are queued.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.outbox.bell.as_fd()
     }
 
-    /// Clears the descriptor. Messages are received afterwards, so none is missed.
+    /// Clears the eventfd. The caller receives messages only afterwards, so that no wakeup is lost.
     pub(super) fn clear(&self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.outbox.bell, &mut count);
     }
 
-    /// Receives a message, if there is one.
+    /// Receives the next message, if one is queued.
     pub(super) fn receive(&self) -> Option<Message> {
         self.inbox.try_recv().ok()
     }

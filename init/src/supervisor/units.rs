@@ -1,4 +1,4 @@
-//! Units of the boot plan: their start, their products and their ends.
+//! Runs the units of the boot plan: starts them and handles their products and ends.
 
 use firstlight_boot_record::{Outcome, State};
 use rustix::process::nice;
@@ -17,7 +17,7 @@ use crate::unit_id::UnitId;
 const NICE: i32 = 10;
 
 impl Supervisor {
-    /// Carries out what is due for the plan.
+    /// Runs all due work items of the boot plan.
     pub(super) fn run_due_units(&mut self) {
         while let Some(due) = self.boot.next_due() {
             match due {
@@ -73,7 +73,8 @@ impl Supervisor {
         self.carry_out(effects);
     }
 
-    /// Opens the control socket and starts the agent; the unit ends when the agent listens.
+    /// Opens the control socket and starts the agent. The unit ends when the agent reports that it
+    /// listens.
     fn start_agent_unit(&mut self) {
         self.agent.unit_started();
         let socket = self.guest.root().path(firstlight_init_control::SOCKET);
@@ -90,12 +91,12 @@ impl Supervisor {
     fn start_agent(&mut self) -> Result<(), String> {
         let now = now_us();
         let pid = agent::start()?;
-        // It has been executed when its start returns.
+        // The spawn returns after the agent's execve, so this is the time of the exec.
         self.agent.started(now, pid, Moment::now());
         Ok(())
     }
 
-    /// Starts the agent again after its exit.
+    /// Restarts the agent after its exit.
     pub(super) fn restart_agent(&mut self) {
         match self.start_agent() {
             Ok(()) => {
@@ -106,7 +107,7 @@ impl Supervisor {
         }
     }
 
-    /// Creates `/dev/log`. The unit has ended when daemons may write to it.
+    /// Creates `/dev/log`. The unit ends when the socket accepts messages.
     fn start_devlog_unit(&mut self) {
         let opened = self.logs.open_devlog(self.guest.root());
         self.end_unit(UnitId::DevLog, opened.map_or_else(End::Failed, |()| End::Ok(devlog::PATH.to_owned())));
@@ -116,7 +117,7 @@ impl Supervisor {
         let inputs = self.inputs();
         let spawned = self.threads.spawn(unit.to_string(), move |outbox| {
             if unit.runs_at_low_priority() {
-                // On Linux the niceness is the thread's own.
+                // On Linux, niceness is an attribute of the thread.
                 let _ = nice(NICE);
             }
             let report = run(&inputs);
@@ -127,7 +128,8 @@ impl Supervisor {
         }
     }
 
-    /// Takes an action's product, then its end: units started next see both.
+    /// Handles the product of an action, then the end of the unit, so that units that start next
+    /// see the product.
     pub(super) fn unit_reported(&mut self, unit: UnitId, (end, product): Report, processor_us: u64) {
         self.boot.worked(unit, processor_us);
         match product {
@@ -167,7 +169,7 @@ impl Supervisor {
         }
     }
 
-    /// Puts a unit into the record as the executor has it.
+    /// Writes the current state of a unit into the boot record.
     pub(super) fn write_unit(&mut self, unit: UnitId) {
         let context = RowContext {
             params: self.guest.params(),
@@ -201,7 +203,8 @@ impl Supervisor {
         }
     }
 
-    /// Fails the boot on an unsupported topology if `firstlight.on-unsupported-topology=fail`.
+    /// Applies the failure policy if the topology is unsupported and
+    /// `firstlight.on-unsupported-topology=fail` made the unit `mode` fail.
     fn mode_ended(&mut self) {
         let unsupported = self.guest.decision().is_some_and(|decision| decision.unsupported.is_some());
         let failed = self.boot.unit(UnitId::Mode).filter(|slot| unsupported && slot.outcome == Outcome::Failed);
@@ -215,7 +218,7 @@ impl Supervisor {
         let unit = UnitId::GpuAttach(pci);
         let Some(slot) = self.boot.unit(unit).filter(|slot| slot.outcome == Outcome::Skipped) else { return };
         let step = match self.boot.cause(unit) {
-            // With no driver needed, the mode is what decided.
+            // The driver is not needed in this mode, so the mode is reported as the cause.
             None | Some(UnitId::NvidiaModules) if slot.not_needed => "mode".to_owned(),
             Some(UnitId::NvidiaModules) => "module".to_owned(),
             cause => cause.map(|cause| cause.to_string()).unwrap_or_default(),
@@ -252,8 +255,8 @@ impl Supervisor {
         self.save();
     }
 
-    /// Records the processor time of the boot's own work: all threads of this process
-    /// from its beginning, and the units' share, which is in their rows.
+    /// Records the processor time of the boot: that of all threads of PID 1 since its start, and
+    /// the shares of the units, which are also in their rows, and of the console writer.
     fn note_processor(&mut self) {
         let begin = self.boot.begin_moment();
         if let Some(moment) = self.agent.executed() {
@@ -266,7 +269,7 @@ impl Supervisor {
         self.recorder.event(now_us(), "processor-time", "init", &detail);
     }
 
-    /// Records the resident memory of PID 1 and the agent after boot.
+    /// Records the resident memory of PID 1, the agent and the agent's children after boot, KiB.
     fn note_memory(&mut self) {
         let root = self.guest.root();
         let mut rows = vec![("init", 1)];

@@ -1,4 +1,4 @@
-//! The attach of GPUs: start, result, deadlines.
+//! The attach of GPUs: start, result and deadlines.
 
 use firstlight_boot_record::GpuPhase;
 use firstlight_pci::Address;
@@ -14,7 +14,7 @@ use crate::interrupts;
 use crate::open::{Answer, OPEN, WAIT};
 
 impl Gpus {
-    /// Starts the attach unit of a GPU.
+    /// Starts the attach unit of a GPU found at boot.
     pub(in crate::supervisor) fn start_unit(&mut self, pci: Address, context: &GpuContext<'_>) -> Vec<Effect> {
         let mut effects = Vec::new();
         let Some(gpu) = self.find(pci) else { return effects };
@@ -56,8 +56,8 @@ impl Gpus {
         effects
     }
 
-    /// Begins the attach of a hotplugged GPU. If the attempt of a removed GPU at the same
-    /// address is still in the driver, that one has to end first.
+    /// Begins the attach of a hotplugged GPU. If an attempt for a removed GPU at the same address
+    /// is still in the driver, the attach begins after the end of that attempt.
     pub(super) fn begin_hotplugged(&mut self, gpu: usize, context: &GpuContext<'_>, effects: &mut Vec<Effect>) {
         if self.entries.get(gpu).is_some_and(|entry| entry.begin) && self.group(context).renew(gpu) {
             self.entries[gpu].begin = false;
@@ -65,7 +65,7 @@ impl Gpus {
         }
     }
 
-    /// Handles the open of a GPU's node: the driver initialises the GPU.
+    /// Handles the open of a GPU's device node: the driver is initialising the GPU.
     pub(in crate::supervisor) fn opened(&mut self, pci: Address) -> Vec<Effect> {
         let mut effects = Vec::new();
         if let Some(gpu) = self.find(pci) {
@@ -74,7 +74,7 @@ impl Gpus {
         effects
     }
 
-    /// Handles the result of an attempt.
+    /// Handles the result of an attach attempt.
     pub(in crate::supervisor) fn answered(
         &mut self,
         pci: Address,
@@ -85,7 +85,7 @@ impl Gpus {
         let Some(gpu) = self.find(pci) else { return effects };
         let entry = &mut self.entries[gpu];
         if entry.driver_state != DriverState::Driven || entry.begin {
-            // The GPU was removed during the attach; its row is already updated.
+            // The GPU was removed during the attempt; its row is already up to date.
             drop(answer);
             self.step(Event::Abandoned(gpu), context, &mut effects);
             self.begin_hotplugged(gpu, context, &mut effects);
@@ -107,7 +107,8 @@ impl Gpus {
         effects
     }
 
-    /// Times out GPUs. Those whose interrupt counter has changed are not silent.
+    /// Times out GPUs. A GPU whose interrupt counter has increased since the last check is active
+    /// and does not count as silent.
     pub(in crate::supervisor) fn clock(&mut self, context: &GpuContext<'_>) -> Vec<Effect> {
         let mut effects = Vec::new();
         self.fail_unbound(context, &mut effects);
@@ -153,7 +154,8 @@ impl Gpus {
         effects.push(Effect::Attach(pci, minor));
     }
 
-    /// Handles a successful attach. Requested settings are applied before the GPU is published.
+    /// Handles a successful attach. If settings are requested, they are applied before the GPU is
+    /// published.
     fn attached(&mut self, gpu: usize, late: bool, context: &GpuContext<'_>, effects: &mut Vec<Effect>) {
         let now = context.now;
         self.change(gpu, effects, |row| row.attach_us = row.start_us.map(|start| now.saturating_sub(start)));
@@ -172,7 +174,8 @@ impl Gpus {
         self.attach_ended(gpu, late, "attached", effects);
     }
 
-    /// Reports a successful attach.
+    /// Ends the attach unit after a successful attach, or records an event if the GPU had timed out
+    /// before. If the GPU has failed or was removed before its publication, the unit fails.
     pub(super) fn attach_ended(&self, gpu: usize, late: bool, state: &str, effects: &mut Vec<Effect>) {
         let Some(entry) = self.entries.get(gpu) else { return };
         if late {
@@ -188,8 +191,8 @@ impl Gpus {
         }
     }
 
-    /// Handles a failed attempt; `verdict` is `None` while there will be another one, else
-    /// whether the GPU had timed out before.
+    /// Handles a failed attempt. `verdict` is `None` if another attempt follows; otherwise it is
+    /// `Some` with the flag whether the GPU had timed out before.
     fn attempt_failed(
         &mut self,
         gpu: usize,

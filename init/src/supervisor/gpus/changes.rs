@@ -1,4 +1,4 @@
-//! GPUs that are added to the bus, bound, unbound and removed.
+//! Hotplug: GPUs that are added to the bus, bound, unbound and removed.
 
 use std::fs;
 
@@ -9,18 +9,19 @@ use super::super::effect::Effect;
 use super::{Entry, GpuContext, Gpus};
 use crate::hotplug::{BusSnapshot, Change, DriverState, changes};
 
-/// The deadline for the driver to bind a GPU, µs. Generous: its probe does not touch the hardware.
+/// The time within which the driver has to bind a GPU, µs. The driver's probe function does not
+/// access the hardware, so a successful bind takes much less time.
 const BIND_US: u64 = 10_000_000;
 
 impl Gpus {
-    /// Compares the known GPUs with a snapshot of the bus.
+    /// Returns the differences between the known GPUs and a snapshot of the bus.
     pub(in crate::supervisor) fn changes(&self, snapshot: &BusSnapshot) -> Vec<Change> {
         let known: Vec<(Address, DriverState)> =
             self.entries.iter().map(|entry| (entry.row.pci, entry.driver_state)).collect();
         changes(&known, snapshot)
     }
 
-    /// Handles a change of the bus.
+    /// Handles a change on the bus.
     pub(in crate::supervisor) fn changed(&mut self, change: Change, context: &GpuContext<'_>) -> Vec<Effect> {
         match change {
             Change::Removed(pci) => self.removed(pci, DriverState::Absent, "it was removed from the guest", context),
@@ -33,8 +34,9 @@ impl Gpus {
         }
     }
 
-    /// Assigns indices. They are the order of addresses among the present GPUs, as the
-    /// host counts them too: they change when a GPU is added or removed. Addresses do not change.
+    /// Assigns the indices. The index of a GPU is its position among the present GPUs in the order
+    /// of PCI addresses, as on the host. Indices change when a GPU is added or removed; addresses
+    /// do not.
     fn renumber(&mut self, context: &GpuContext<'_>, effects: &mut Vec<Effect>) {
         let mut here: Vec<(Address, usize)> = Vec::new();
         for (gpu, entry) in self.entries.iter().enumerate() {
@@ -75,7 +77,7 @@ impl Gpus {
         effects
     }
 
-    /// Handles the bind of a GPU by the driver: its node is created.
+    /// Handles the bind of a GPU by the driver: requests the creation of its device node.
     pub(in crate::supervisor) fn bound(&mut self, pci: Address) -> Vec<Effect> {
         let Some(gpu) = self.find(pci) else { return Vec::new() };
         let entry = &mut self.entries[gpu];
@@ -83,7 +85,7 @@ impl Gpus {
         vec![Effect::MakeNode(pci)]
     }
 
-    /// Handles the creation of a hotplugged GPU's node: its attach begins.
+    /// Handles the creation of a hotplugged GPU's device node: begins the attach.
     pub(in crate::supervisor) fn node_made(
         &mut self,
         pci: Address,
@@ -104,7 +106,7 @@ impl Gpus {
         effects
     }
 
-    /// Fails the GPUs that were not bound in time.
+    /// Marks the GPUs that the driver has not bound in time as failed.
     pub(super) fn fail_unbound(&mut self, context: &GpuContext<'_>, effects: &mut Vec<Effect>) {
         for gpu in 0..self.entries.len() {
             if self.entries[gpu].bind_by.is_some_and(|at| at <= context.now) {
@@ -114,7 +116,7 @@ impl Gpus {
         }
     }
 
-    /// Fails the GPUs that wait for a driver that could not be loaded.
+    /// Marks the GPUs that wait for the driver as failed, because the driver could not be loaded.
     pub(in crate::supervisor) fn driver_failed(&mut self, text: &str, context: &GpuContext<'_>) -> Vec<Effect> {
         let mut effects = Vec::new();
         for gpu in 0..self.entries.len() {
@@ -125,7 +127,7 @@ impl Gpus {
         effects
     }
 
-    /// Marks a hotplugged GPU as failed. If the driver binds it later, it is attached.
+    /// Marks a hotplugged GPU as failed. If the driver binds the GPU later, the GPU is attached.
     pub(in crate::supervisor) fn give_up(
         &mut self,
         pci: Address,
@@ -153,7 +155,8 @@ impl Gpus {
         self.fail(gpu, context.now, step, detail, effects);
     }
 
-    /// Removes a GPU: first from the CDI file, then published, then closed.
+    /// Removes a GPU: deletes its device node and rewrites the CDI file without the GPU; the effects
+    /// then publish the removal and close the GPU's descriptor, in this order.
     fn removed(&mut self, pci: Address, driver_state: DriverState, why: &str, context: &GpuContext<'_>) -> Vec<Effect> {
         let mut effects = Vec::new();
         let Some(gpu) = self.find(pci) else { return effects };
@@ -161,7 +164,8 @@ impl Gpus {
         let entry = &mut self.entries[gpu];
         entry.bind_by = None;
         let (phase, held) = (entry.row.phase, entry.held.take());
-        // A GPU that never was driven (no driver in the image, a failed attach) is not taken from the driver.
+        // The driver never attached this GPU (no driver in the image, or the attach failed), so its
+        // unbind is not reported as a removal.
         if driver_state == DriverState::Released
             && held.is_none()
             && matches!(phase, GpuPhase::Found | GpuPhase::Failed)
@@ -170,7 +174,8 @@ impl Gpus {
         }
         entry.driver_state = driver_state;
         if let Ok(minor) = entry.minor {
-            // A number that the driver gives to the next GPU must not lead to this one.
+            // The driver may reuse the minor number for the next GPU; this GPU's node must not lead
+            // there.
             let _ = fs::remove_file(context.guest.root().path(&format!("/dev/nvidia{minor}")));
         }
         if phase == GpuPhase::Removed {

@@ -1,8 +1,8 @@
-//! All GPUs of the guest: their rows in the boot record, attach, hotplug and publication.
+//! All GPUs of the guest: their rows in the boot record, their attach, hotplug and publication.
 //!
-//! * here: the entries and what other components ask of them
-//! * [`attach`]: from the start of the attach to its result
-//! * [`publish`]: the CDI file, and GPUs that become ready
+//! * this file: the entries, and the functions for other components
+//! * [`attach`]: the attach of a GPU, from its start to its result
+//! * [`publish`]: the publication of attached GPUs in the CDI file
 //! * [`changes`]: GPUs that are added, bound, unbound and removed
 
 mod attach;
@@ -29,42 +29,43 @@ use crate::kmsg::Log;
 use crate::open::{OPEN, Refusal, WAIT};
 use crate::unit_id::UnitId;
 
-/// The step of a GPU that waits for its settings.
+/// The step of a GPU whose settings are being applied or are about to be.
 const SETTINGS: &str = "settings";
 
-/// What GPUs take from other components.
+/// The data of other components that GPUs need to handle an event.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct GpuContext<'a> {
-    /// The time, µs.
+    /// The current time, µs.
     pub(super) now: u64,
     /// The guest.
     pub(super) guest: &'a Guest,
-    /// The kernel's log. It has to be current before an event that can fail a GPU.
+    /// The data of the kernel log. The caller reads the whole log before an event that can fail a
+    /// GPU, so that its error message has the driver's last message.
     pub(super) log: &'a Log,
 }
 
-/// One GPU.
+/// The state of one GPU.
 #[derive(Debug)]
 struct Entry {
     row: Gpu,
-    /// Whether a unit attaches it; not so for a hotplugged GPU.
+    /// Whether the GPU has an attach unit; a hotplugged GPU has none.
     has_unit: bool,
     minor: Result<u32, String>,
     driver_state: DriverState,
-    /// For a hotplugged GPU: the deadline for the driver to bind it, µs.
+    /// For a hotplugged GPU: the time by which the driver has to bind the GPU, µs.
     bind_by: Option<u64>,
-    /// For a hotplugged GPU: its attach is to begin.
+    /// For a hotplugged GPU: whether the attach has to begin.
     begin: bool,
     /// The start of the current attempt, µs.
     attempt_us: u64,
-    /// Interrupts of this attempt at the last check.
+    /// Number of interrupts of the GPU at the last check in this attempt.
     interrupts: u64,
     refusal: Option<Refusal>,
     held: Option<OwnedFd>,
 }
 
 impl Entry {
-    /// Creates the entry of a GPU that was found.
+    /// Creates the entry of a GPU that was found on the bus.
     fn found(index: u32, pci: Address, device: u16) -> Self {
         let row = Gpu {
             pci,
@@ -103,17 +104,18 @@ impl Entry {
     }
 }
 
-/// All GPUs of this guest: those of the boot in PCI order, then hotplugged ones in order of arrival.
+/// All GPUs of this guest: those found at boot in PCI order, followed by hotplugged GPUs in order
+/// of arrival.
 #[derive(Debug, Default)]
 pub(super) struct Gpus {
     entries: Vec<Entry>,
     group: Option<Group>,
     catalogue: Catalogue,
-    /// GPUs that go into the CDI file at the end of this loop iteration.
+    /// Attached GPUs that are published in this loop iteration.
     pending_ready: Vec<PendingReady>,
-    /// Descriptors of removed GPUs that are to be closed.
+    /// Descriptors of removed GPUs that have to be closed.
     closing: Vec<(Address, OwnedFd)>,
-    /// Whether the PCI bus has been scanned.
+    /// Whether the first scan of the PCI bus has ended.
     scanned: bool,
 }
 
@@ -122,32 +124,32 @@ impl Gpus {
         self.entries.iter().position(|entry| entry.row.pci == pci)
     }
 
-    /// Returns whether the PCI bus has been scanned.
+    /// Returns whether the first scan of the PCI bus has ended.
     pub(super) fn is_scanned(&self) -> bool {
         self.scanned
     }
 
-    /// Returns the addresses of all GPUs.
+    /// Returns the PCI addresses of all GPUs.
     pub(super) fn addresses(&self) -> Vec<Address> {
         self.entries.iter().map(|entry| entry.row.pci).collect()
     }
 
-    /// Returns index and address of all GPUs.
+    /// Returns the index and the PCI address of all GPUs.
     pub(super) fn places(&self) -> Vec<Place> {
         self.entries.iter().map(Entry::place).collect()
     }
 
-    /// Returns index and address of a GPU.
+    /// Returns the index and the PCI address of a GPU.
     pub(super) fn place(&self, pci: Address) -> Option<Place> {
         self.find(pci).map(|gpu| self.entries[gpu].place())
     }
 
-    /// Returns the GPUs that wait for their settings.
+    /// Returns the GPUs whose settings are being applied or are about to be.
     pub(super) fn waiting_for_settings(&self) -> Vec<Place> {
         self.entries.iter().filter(|entry| entry.waits_for_settings()).map(Entry::place).collect()
     }
 
-    /// Returns how many GPUs are ready.
+    /// Returns the number of GPUs that are ready.
     pub(super) fn ready(&self) -> usize {
         self.entries.iter().filter(|entry| entry.row.phase == GpuPhase::Ready).count()
     }
@@ -157,17 +159,17 @@ impl Gpus {
         self.find(pci).is_some_and(|gpu| self.entries[gpu].has_unit)
     }
 
-    /// Returns whether the GPU's device node is known.
+    /// Returns whether the minor number of the GPU's device node is known.
     pub(super) fn has_node(&self, pci: Address) -> bool {
         self.find(pci).is_some_and(|gpu| self.entries[gpu].minor.is_ok())
     }
 
-    /// Returns whether the GPU's descriptor is open.
+    /// Returns whether PID 1 holds the GPU's device node open.
     pub(super) fn is_held(&self, pci: Address) -> bool {
         self.find(pci).is_some_and(|gpu| self.entries[gpu].held.is_some())
     }
 
-    /// Returns when [`Gpus::clock`] is due, µs.
+    /// Returns when [`Gpus::clock`] is due next, µs.
     pub(super) fn next_deadline(&self) -> Option<u64> {
         let attach = self.group.as_ref().and_then(Group::next_deadline);
         attach.into_iter().chain(self.entries.iter().filter_map(|entry| entry.bind_by)).min()
@@ -185,13 +187,13 @@ impl Gpus {
         effects
     }
 
-    /// Handles the end of the first bus scan: from now on the list of GPUs is meaningful.
+    /// Handles the end of the first bus scan: from now on, clients can rely on the list of GPUs.
     pub(super) fn scan_ended(&mut self) -> Effect {
         self.scanned = true;
         Effect::GpusChanged
     }
 
-    /// Takes the minor numbers of the GPUs' device nodes.
+    /// Sets the minor numbers of the GPUs' device nodes.
     pub(super) fn set_minors(&mut self, minors: Vec<(Address, Result<u32, String>)>) {
         for (pci, minor) in minors {
             if let Some(gpu) = self.find(pci) {
@@ -202,12 +204,12 @@ impl Gpus {
         }
     }
 
-    /// Takes the descriptors of all attached GPUs.
+    /// Takes the descriptors of all attached GPUs out of the entries.
     pub(super) fn take_held(&mut self) -> Vec<(Address, OwnedFd)> {
         self.entries.iter_mut().filter_map(|entry| Some((entry.row.pci, entry.held.take()?))).collect()
     }
 
-    /// Takes the descriptors of a removed GPU.
+    /// Takes the descriptors of a removed GPU, for their close.
     pub(super) fn take_closing(&mut self, pci: Address) -> Vec<OwnedFd> {
         let (taken, left) = std::mem::take(&mut self.closing).into_iter().partition(|(other, _)| *other == pci);
         self.closing = left;
@@ -215,7 +217,7 @@ impl Gpus {
         taken.into_iter().map(|(_, held)| held).collect()
     }
 
-    /// Changes a GPU's row. A change within a phase is not written to the console.
+    /// Changes a GPU's row. A change that keeps the phase is not written to the console.
     fn change(&mut self, gpu: usize, effects: &mut Vec<Effect>, change: impl FnOnce(&mut Gpu)) {
         let Some(entry) = self.entries.get_mut(gpu) else { return };
         let before = entry.row.phase;
@@ -224,7 +226,7 @@ impl Gpus {
         effects.push(Effect::Gpu { console: before != row.phase, row });
     }
 
-    /// Marks a GPU as failed in this step.
+    /// Marks a GPU as failed in `step`.
     fn fail(&mut self, gpu: usize, now: u64, step: &str, detail: String, effects: &mut Vec<Effect>) {
         self.change(gpu, effects, |row| {
             row.phase = GpuPhase::Failed;
@@ -234,7 +236,7 @@ impl Gpus {
         });
     }
 
-    /// Ends a GPU's unit with the detail of its row.
+    /// Ends a GPU's attach unit, if the GPU has one, with the detail of its row.
     fn end_unit(&self, gpu: usize, end: fn(String) -> End, effects: &mut Vec<Effect>) {
         let detail = self.entries.get(gpu).map(|entry| entry.row.detail.clone()).unwrap_or_default();
         self.end_unit_with(gpu, end(detail), effects);
@@ -246,7 +248,8 @@ impl Gpus {
         }
     }
 
-    /// Composes the error message of a GPU.
+    /// Composes the error message of a GPU: step, duration, attempt, reason, the driver's last
+    /// message and advice.
     fn sentence(&self, gpu: usize, step: &str, reason: &str, context: &GpuContext<'_>) -> String {
         let Some(entry) = self.entries.get(gpu) else { return reason.to_owned() };
         let policy = context.guest.attach_policy();
@@ -268,14 +271,15 @@ impl Gpus {
     }
 }
 
-/// Returns what to try after a failed attach: a serial attempt only if there was none.
+/// Returns the advice for a failed attach; serial attach is suggested only if no serial attempt has
+/// failed.
 fn advice(policy: Policy, attempts: u32, confidential: bool) -> &'static str {
     match policy {
         Policy::Serial if confidential => {
             "; under confidential computing the host has to reset a GPU whose attach failed"
         }
         Policy::Serial => "; look at the host's vfio log",
-        // The second attempt runs without others.
+        // The second attempt runs without concurrent attempts.
         Policy::Auto if attempts >= Policy::Auto.attempts() => {
             "; it failed without concurrent attempts too: look at the host's vfio log"
         }

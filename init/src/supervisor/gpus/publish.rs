@@ -8,24 +8,24 @@ use super::{GpuContext, Gpus};
 use crate::cdi::ReadyGpu;
 use crate::root::Root;
 
-/// An attached GPU that is not published yet.
+/// An attached GPU that waits for its publication.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PendingReady {
-    /// Its place among the entries.
+    /// The GPU's index in the entries.
     pub(super) gpu: usize,
-    /// Whether the GPU had timed out; `None` if its unit has ended.
+    /// Whether the GPU had timed out before the attach; `None` if its attach unit has ended.
     pub(super) late: Option<bool>,
 }
 
 impl Gpus {
-    /// Publishes attached GPUs. All GPUs of one loop iteration share one write of the CDI file.
+    /// Publishes the attached GPUs. All GPUs of one loop iteration share one write of the CDI file.
     pub(in crate::supervisor) fn publish_ready(&mut self, context: &GpuContext<'_>) -> Vec<Effect> {
         let mut effects = Vec::new();
         let pending = std::mem::take(&mut self.pending_ready);
         if pending.is_empty() {
             return effects;
         }
-        // A GPU that was removed in this loop iteration is not held any more.
+        // A GPU that was removed in this loop iteration has no descriptor any more and is left out.
         let held = |gpu: &usize| self.entries.get(*gpu).is_some_and(|entry| entry.held.is_some());
         let further: Vec<usize> = pending.iter().map(|one| one.gpu).filter(held).collect();
         let written = self.write_cdi(&further, context.guest.root());
@@ -51,7 +51,7 @@ impl Gpus {
         effects
     }
 
-    /// Writes the CDI file of all GPUs that are ready, and of `further` ones.
+    /// Writes the CDI file of all GPUs that are ready, and of the GPUs with the indices `further`.
     pub(super) fn write_cdi(&mut self, further: &[usize], root: &Root) -> Result<(), String> {
         for entry in further.iter().filter_map(|gpu| self.entries.get(*gpu)) {
             self.catalogue.forget(entry.row.pci);
@@ -67,8 +67,9 @@ impl Gpus {
         self.catalogue.publish(root, &ready).map(drop).map_err(|error| error.to_string())
     }
 
-    /// Handles the end of a GPU's settings run. A GPU without its requested MIG instances, and
-    /// why, is excluded: containers must not get the whole GPU in place of an instance.
+    /// Handles the end of a GPU's settings run. `undivided` is the reason why the GPU has no MIG
+    /// instances. If MIG instances were requested for such a GPU, the GPU is excluded: containers
+    /// must not get the whole GPU in place of an instance.
     pub(in crate::supervisor) fn settings_applied(
         &mut self,
         pci: Address,

@@ -7,7 +7,7 @@ use super::*;
 use crate::hotplug::{BusSnapshot, Change};
 use crate::open::Answer;
 
-/// A guest with GPUs, a root directory and a kernel log.
+/// A guest with GPUs, a root directory and kernel log data.
 struct Fixture {
     directory: tempfile::TempDir,
     guest: Guest,
@@ -21,7 +21,8 @@ fn pci(bus: u8) -> Address {
 }
 
 impl Fixture {
-    /// GPUs of the boot with device nodes.
+    /// Creates a guest with this command line and with GPUs on these buses, found at boot, with
+    /// minor numbers.
     fn with(line: &str, buses: &[u8]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(directory.path().join("var/run/cdi")).unwrap();
@@ -48,7 +49,7 @@ impl Fixture {
     }
 }
 
-/// The effects but for rows.
+/// Returns the effects without [`Effect::Gpu`].
 fn without_rows(effects: Vec<Effect>) -> Vec<Effect> {
     effects.into_iter().filter(|effect| !matches!(effect, Effect::Gpu { .. })).collect()
 }

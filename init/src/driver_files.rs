@@ -10,10 +10,11 @@ use firstlight_driver_files::{Files, HEAD, spec, spec_path};
 use crate::driver_paths::{EXTENSION, SEARCH_ROOTS};
 use crate::root::Root;
 
-/// Path of the loaded driver's version.
+/// Path of the file with the loaded driver's version.
 pub const VERSION_FILE: &str = "/proc/driver/nvidia/version";
 
-/// Maximum size of a specification in bytes; that of a complete driver is about 100 KiB.
+/// Maximum size of a specification, bytes; the specification of a complete driver has about 100
+/// KiB.
 const LONGEST: u64 = 1 << 20;
 
 /// Returns the version of the loaded driver, such as `580.159.04`.
@@ -32,16 +33,16 @@ fn version_in(text: &str) -> Option<String> {
     line.split_whitespace().find(number).map(str::to_owned)
 }
 
-/// The CDI specification of the driver's files, and its source.
+/// The CDI specification of the driver's files, with its source.
 #[derive(Debug, PartialEq, Eq)]
 pub enum DriverSpec {
     /// No driver is loaded, or none of its files was found.
     None,
     /// The specification was read from this file of the image or extension.
     FromImage {
-        /// The file.
+        /// The file's path.
         path: String,
-        /// The specification.
+        /// The text of the specification.
         text: Vec<u8>,
     },
     /// The specification was generated from the files found.
@@ -61,8 +62,8 @@ pub fn driver_spec(root: &Root) -> Result<DriverSpec, serde_json::Error> {
     found.map_or(Ok(DriverSpec::None), |spec| serde_json::to_vec(&spec).map(DriverSpec::Generated))
 }
 
-/// Reads the specification of the extension if there is one, otherwise of the image: an image's
-/// specification does not cover an extension's files.
+/// Returns the path and the text of the extension's specification if there is an extension,
+/// otherwise of the image's: the image's specification does not cover an extension's files.
 fn of_image(root: &Root, version: &str) -> Option<(String, Vec<u8>)> {
     let place = if root.path(EXTENSION).is_dir() { EXTENSION } else { "" };
     let path = format!("{place}{}", spec_path(version));
@@ -72,7 +73,7 @@ fn of_image(root: &Root, version: &str) -> Option<(String, Vec<u8>)> {
     (whole && text.starts_with(b"{")).then_some((path, text))
 }
 
-/// Generates a specification from the files of the guest.
+/// The files of the guest, from which a specification is generated.
 struct Guest<'a>(&'a Root);
 
 impl Files for Guest<'_> {
@@ -132,10 +133,10 @@ mod tests {
         let DriverSpec::Generated(text) = driver_spec(&root).unwrap() else { panic!("the image has no list") };
         let spec = Spec::from_json(std::str::from_utf8(&text).unwrap(), "x".as_ref()).unwrap();
         assert_eq!(spec.device("compute").unwrap().container_edits.mounts[0].host_path, LIBRARY);
-        // A 32-bit library in a directory for 64-bit ones is skipped.
+        // A 32-bit library in a directory of 64-bit libraries is skipped.
         plant(&root, LIBRARY, b"\x7fELF\x01...");
         assert_eq!(driver_spec(&root).unwrap(), DriverSpec::None);
-        // Without a loaded driver its files are of no use.
+        // Without a loaded driver no specification is generated.
         let dir = tempfile::tempdir().unwrap();
         plant(&Root::at(dir.path()), LIBRARY, b"\x7fELF\x02");
         assert_eq!(driver_spec(&Root::at(dir.path())).unwrap(), DriverSpec::None);
@@ -157,7 +158,7 @@ mod tests {
             driver_spec(&root).unwrap(),
             DriverSpec::FromImage { path: path.clone(), text: b"{\"of\": \"the image\"}".into() }
         );
-        // With an extension, only its specification counts.
+        // With an extension, only the extension's specification is used.
         fs::create_dir_all(root.path(EXTENSION)).unwrap();
         assert!(matches!(driver_spec(&root).unwrap(), DriverSpec::Generated(_)));
         let path = format!("{EXTENSION}{path}");

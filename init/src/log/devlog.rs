@@ -1,10 +1,10 @@
 //! `/dev/log`: receives the daemons' `syslog(3)` messages.
 //!
-//! Every process in the guest's own mount namespace may write to it; containers have
-//! their own `/dev`. PID 1 drains it in small batches, so that senders cannot block
-//! it, and immediately, so that no daemon blocks in `syslog(3)`. The kernel bounds
-//! the queue: as many datagrams as `net.unix.max_dgram_qlen` when the socket was
-//! created, each charged to its sender.
+//! Every process in the guest's own mount namespace may write to the socket; containers have their
+//! own `/dev`. PID 1 reads the socket as soon as it is readable, so that no daemon blocks in
+//! `syslog(3)`, and in small batches, so that senders cannot keep PID 1 from other work. The kernel
+//! limits the queue to `net.unix.max_dgram_qlen` datagrams, as set when the socket was created, and
+//! charges the memory of each datagram to its sender.
 
 use std::fs;
 use std::io;
@@ -30,10 +30,10 @@ pub const QUEUE: (&str, &str) = ("/proc/sys/net/unix/max_dgram_qlen", "512");
 /// Maximum number of cached senders.
 const MOST_NAMES: usize = 16;
 
-/// How long a sender's identity is cached, µs: process ids are reused.
+/// Time for which a sender's identity is cached, µs. It is short because process ids are reused.
 const CACHED_US: u64 = 1_000_000;
 
-/// The socket.
+/// The socket `/dev/log`.
 #[derive(Debug)]
 pub struct DevLog {
     socket: UnixDatagram,
@@ -46,30 +46,30 @@ impl DevLog {
     /// Creates the socket with mode 0666.
     ///
     /// # Errors
-    /// A step failed; the error names it.
+    /// The socket could not be created, configured or bound; the error names the step.
     pub fn open(root: &Root) -> Result<Self, String> {
         let path = root.path(PATH);
-        // If the kernel refuses the write, its default applies, which is ten.
+        // If the write fails, the kernel's default of 10 datagrams applies.
         let _ = fs::write(root.path(QUEUE.0), QUEUE.1);
         let failed = |what: &'static str| move |error: io::Error| format!("cannot {what} {PATH}: {error}");
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
                 .map_err(|error| failed("make the socket for")(error.into()))?;
-        // Before bind, so that every message has credentials.
+        // SO_PASSCRED is set before bind, so that every message has credentials.
         sockopt::set_socket_passcred(&socket, true).map_err(|error| failed("ask for the senders at")(error.into()))?;
         bind_to(&socket, &path).map_err(failed("bind"))?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).map_err(failed("set the mode of"))?;
         Ok(Self { socket: socket.into(), root: root.clone(), names: Vec::new() })
     }
 
-    /// Receives queued messages, at most `most`.
+    /// Receives at most `most` queued messages.
     ///
     /// # Errors
     /// Reading from the socket failed.
     pub fn read(&mut self, now: u64, most: usize) -> io::Result<Vec<(Source, Message)>> {
         let mut messages = Vec::new();
-        // Room for the longest text with a priority and a timestamp; one more byte shows
-        // truncation.
+        // Large enough for the longest text with a priority and a timestamp; a longer datagram is
+        // truncated, and its full length is known (MSG_TRUNC).
         let mut buffer = [0; MOST_TEXT + 64];
         for _ in 0..most {
             match receive(&self.socket, &mut buffer) {
@@ -87,7 +87,8 @@ impl DevLog {
         Ok(messages)
     }
 
-    /// Identifies a sender: the daemon whose cgroup it is in, or the process itself.
+    /// Returns the source of a sender: the daemon in whose cgroup the process is, or the process
+    /// itself.
     fn source(&mut self, now: u64, sender: Sender) -> Source {
         let mut before = None;
         if let Some(at) = self.names.iter().position(|(known, ..)| *known == sender) {
@@ -97,7 +98,7 @@ impl DevLog {
             }
             before = Some(self.names.remove(at).2);
         }
-        // Its last messages may be read after it has ended: use the cached identity.
+        // The sender may have exited before its last messages are read: use the cached identity.
         let source = self.look_up(sender).or(before);
         let source = source.unwrap_or_else(|| {
             let (pid, user) = (sender.pid.unwrap_or_default(), sender.user);
@@ -110,7 +111,7 @@ impl DevLog {
         source
     }
 
-    /// Reads a process's name; `None` if the process has exited.
+    /// Returns the source of a process from its `/proc` files; `None` if the process has exited.
     fn look_up(&self, sender: Sender) -> Option<Source> {
         let pid = sender.pid?;
         let read = |file: &str| fs::read(self.root.path(&format!("/proc/{pid}/{file}")));
@@ -131,7 +132,7 @@ impl AsFd for DevLog {
 fn bind_to<F: AsFd>(socket: F, path: &Path) -> io::Result<()> {
     let address = SocketAddrUnix::new(path)?;
     match bind(&socket, &address) {
-        // A stale file from the image.
+        // The image has a stale file at this path.
         Err(rustix::io::Errno::ADDRINUSE) => {
             fs::remove_file(path)?;
             Ok(bind(&socket, &address)?)
@@ -140,7 +141,7 @@ fn bind_to<F: AsFd>(socket: F, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns the daemon of a process, from `/proc/PID/cgroup`.
+/// Returns the daemon in whose cgroup a process is, from the text of `/proc/PID/cgroup`.
 fn daemon_of(text: &str) -> Option<&'static str> {
     let group = text.lines().find_map(|line| line.strip_prefix("0::/firstlight/"))?;
     let name = group.split('/').next()?;

@@ -1,27 +1,27 @@
 //! Per-source rate limits of log lines: a burst and a sustained rate.
 //!
-//! Pure: time is an argument. Sources do not share budgets. Peers (processes that
-//! write to `/dev/log`) can be created by anyone, so their number is bounded and
-//! they also share a common budget.
+//! Pure: no I/O; the time is an argument. Sources do not share budgets. Any user of the guest can
+//! create peers (processes that write to `/dev/log`), so the number of tracked peers is bounded,
+//! and all peers together also share one budget.
 
 use super::Source;
 
 /// The burst of one source, lines.
 pub const BURST: u64 = 200;
 
-/// The time per line at the sustained rate, µs.
+/// Time per line at the sustained rate, µs: 20 lines per second.
 pub const PER_LINE_US: u64 = 50_000;
 
-/// All peers together have twice that rate.
+/// Time per line of the budget shared by all peers, µs: twice the rate of one source.
 const POOL_PER_LINE_US: u64 = PER_LINE_US / 2;
 
-/// The number of tracked peers.
+/// Maximum number of tracked peers.
 pub const MOST_PEERS: usize = 32;
 
-/// The delay of a report of dropped lines, µs.
+/// Time from the first dropped line to the report of the dropped lines, µs.
 pub const REPORT_DELAY_US: u64 = 5_000_000;
 
-/// A token bucket, by the time at which it will be full again.
+/// A token bucket, stored as the time at which it will be full again, µs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Bucket {
     full_at: u64,
@@ -45,7 +45,7 @@ struct Row {
     dropped: Dropped,
 }
 
-/// Dropped lines that are not reported yet.
+/// Number of dropped lines that are not reported yet, and the time of the first one, µs.
 #[derive(Debug, Clone, Copy, Default)]
 struct Dropped {
     lines: u64,
@@ -65,14 +65,14 @@ impl Dropped {
     }
 }
 
-/// Dropped lines of one source.
+/// A report of the dropped lines of one source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DroppedLines {
-    /// The source.
+    /// The source's name.
     pub name: String,
-    /// The number of lines.
+    /// Number of dropped lines.
     pub lines: u64,
-    /// The time of the first, µs.
+    /// Time of the first dropped line, µs.
     pub since: u64,
 }
 
@@ -80,9 +80,9 @@ pub struct DroppedLines {
 #[derive(Debug, Default)]
 pub struct Limiter {
     rows: Vec<Row>,
-    /// The budget shared by all peers.
+    /// The budget that all peers share.
     pool: Bucket,
-    /// Dropped lines of evicted peers.
+    /// Dropped lines of peers that were evicted before the report.
     forgotten: Dropped,
 }
 
@@ -90,7 +90,8 @@ fn is_peer(source: &Source) -> bool {
     matches!(source, Source::Peer(_))
 }
 
-/// Returns whether both share a budget: a process has one regardless of its name.
+/// Returns whether two sources share a budget: a process has one budget, regardless of its name,
+/// which it can change.
 fn same(a: &Source, b: &Source) -> bool {
     match (a, b) {
         (Source::Peer(a), Source::Peer(b)) => (a.pid, a.user) == (b.pid, b.user),
@@ -99,7 +100,7 @@ fn same(a: &Source, b: &Source) -> bool {
 }
 
 impl Limiter {
-    /// Returns whether a line is forwarded; otherwise counts it.
+    /// Returns whether a line is within the rate limit; if not, the line is counted as dropped.
     pub fn take(&mut self, now: u64, source: &Source) -> bool {
         let at = self.row(now, source);
         let pool = is_peer(source).then_some(&mut self.pool);
@@ -129,8 +130,8 @@ impl Limiter {
         self.rows.len() - 1
     }
 
-    /// Evicts the least recently used peer. It gets a fresh budget if it returns;
-    /// the shared budget is not reset.
+    /// Evicts the least recently used peer. The peer gets a full budget if it writes again; the
+    /// shared budget is not reset.
     fn evict_one(&mut self, now: u64) {
         let peers = self.rows.iter().enumerate().filter(|(_, row)| is_peer(&row.source));
         let Some(at) = peers.min_by_key(|(_, row)| row.used).map(|(at, _)| at) else { return };
@@ -142,13 +143,13 @@ impl Limiter {
         }
     }
 
-    /// Returns when [`Limiter::take_dropped`] has a report, µs.
+    /// Returns when [`Limiter::take_dropped`] has a report next, µs.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         self.rows.iter().map(|row| row.dropped).chain([self.forgotten]).filter_map(Dropped::due).min()
     }
 
-    /// Takes the reports of dropped lines that are due, or with `all` every one.
+    /// Returns and clears the reports of dropped lines that are due; with `all`, all reports.
     pub fn take_dropped(&mut self, now: u64, all: bool) -> Vec<DroppedLines> {
         let mut reported = Vec::new();
         let mut report = |dropped: &mut Dropped, name: &dyn Fn() -> String| {

@@ -1,8 +1,9 @@
-//! Log forwarding to the console and the host: the kernel, daemons, the agent, and
-//! writers to `/dev/log`.
+//! Log forwarding to the console and the host: lines of the kernel, the daemons, the agent, and
+//! processes that write to `/dev/log`.
 //!
-//! Logs are never a readiness or failure signal. All text is untrusted input,
-//! bounded in length and rate, and escaped where it becomes a line ([`firstlight_boot_record::LogLine`]).
+//! Logs are never used as a readiness or failure signal. All text is untrusted input: its length
+//! and rate are limited, and it is escaped when it becomes a line
+//! ([`firstlight_boot_record::LogLine`]).
 
 pub mod devlog;
 pub mod limit;
@@ -12,26 +13,28 @@ use firstlight_boot_record::{Level, LogLine};
 
 use limit::{DroppedLines, Limiter};
 
-/// The source of a line.
+/// The source of a log line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// The kernel.
     Kernel,
-    /// The GPU's driver, in the kernel's log. It has a budget of its own: its first errors are what counts.
+    /// The NVIDIA driver, in the kernel log. The driver has its own budget, so that lines of other
+    /// sources never cause its first errors to be dropped.
     Driver,
-    /// The agent, in the kernel's log.
+    /// The agent, in the kernel log.
     Agent,
-    /// Another process that writes to the kernel's log.
+    /// Another process that writes to the kernel log (`/dev/kmsg`).
     Kmsg,
-    /// A daemon, by its outputs or `/dev/log`.
+    /// A daemon, through its standard output and error or `/dev/log`.
     Daemon(&'static str),
-    /// A daemon's log file, with a budget apart from the daemon's other output.
+    /// A daemon's log file, with its own budget, separate from that of the daemon's other output.
     DaemonFile(&'static str),
     /// Another process that writes to `/dev/log`.
     Peer(Peer),
 }
 
-/// Credentials of a sender to `/dev/log`, from the kernel.
+/// A process that writes to `/dev/log`, with the credentials that the kernel attaches to its
+/// messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// The process id.
@@ -57,25 +60,25 @@ impl Source {
     }
 }
 
-/// Forwards lines within their rate limits.
+/// Forwards lines within the rate limits of their sources.
 #[derive(Debug, Default)]
 pub struct Forwarder {
     limiter: Limiter,
 }
 
 impl Forwarder {
-    /// Returns the line of `at_us` if its source is within its rate limit.
+    /// Returns the line with the time `at_us` if its source is within its rate limit.
     pub fn take(&mut self, now: u64, at_us: u64, source: &Source, level: Level, text: String) -> Option<LogLine> {
         self.limiter.take(now, source).then(|| LogLine { at_us, level, source: source.name(), text })
     }
 
-    /// Returns when [`Forwarder::dropped_lines`] has a report, µs.
+    /// Returns when [`Forwarder::dropped_lines`] has a report next, µs.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         self.limiter.next_deadline()
     }
 
-    /// Returns reports of dropped lines that are due; with `all`, every one.
+    /// Returns the reports of dropped lines that are due; with `all`, all reports.
     pub fn dropped_lines(&mut self, now: u64, all: bool) -> Vec<LogLine> {
         let rows = self.limiter.take_dropped(now, all).into_iter();
         rows.map(|DroppedLines { name, lines, since }| {

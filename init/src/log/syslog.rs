@@ -6,13 +6,13 @@ use firstlight_boot_record::{Level, sanitize};
 /// Maximum number of bytes of a message that are logged.
 pub const MOST_TEXT: usize = 1024;
 
-/// The highest valid priority: facility 23, level 7.
+/// The highest valid priority: facility 23, level 7 (23 * 8 + 7).
 const MOST_PRIORITY: u32 = 191;
 
-/// One message.
+/// A parsed message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// The message's severity.
+    /// The severity.
     pub level: Level,
     /// The text, without timestamp and line ends.
     pub text: String,
@@ -50,7 +50,8 @@ fn priority(bytes: &[u8]) -> Option<(u32, &[u8])> {
     (number <= MOST_PRIORITY).then_some((number, rest.get(end + 1..).unwrap_or_default()))
 }
 
-/// Removes a timestamp such as `Nov 21 18:40:02 `; the line gets one from the monotonic clock.
+/// Removes a timestamp such as `Nov 21 18:40:02 `; the forwarded line has the monotonic time
+/// instead.
 fn without_time(bytes: &[u8]) -> &[u8] {
     const SHAPE: &[u8] = b"Aaa _0 00:00:00 ";
     let fits = |(byte, shape): (&u8, &u8)| match shape {

@@ -155,8 +155,8 @@ impl Gpus {
         self.fail(gpu, context.now, step, detail, effects);
     }
 
-    /// Removes a GPU: deletes its device node and rewrites the CDI file without the GPU; the effects
-    /// then publish the removal and close the GPU's descriptor, in this order.
+    /// Removes a GPU: deletes its device node and rewrites the CDI file without the GPU. The
+    /// effects then publish the removal and close the GPU's descriptor, in this order.
     fn removed(&mut self, pci: Address, driver_state: DriverState, why: &str, context: &GpuContext<'_>) -> Vec<Effect> {
         let mut effects = Vec::new();
         let Some(gpu) = self.find(pci) else { return effects };

@@ -18,8 +18,8 @@ use limit::{DroppedLines, Limiter};
 pub enum Source {
     /// The kernel.
     Kernel,
-    /// The NVIDIA driver, in the kernel log. The driver has its own budget, so that lines of other
-    /// sources never cause its first errors to be dropped.
+    /// The NVIDIA driver, in the kernel log. Its first errors are the important ones; its own
+    /// budget prevents that lines of other sources cause them to be dropped.
     Driver,
     /// The agent, in the kernel log.
     Agent,

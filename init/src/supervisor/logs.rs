@@ -68,8 +68,8 @@ impl Logs {
     }
 
     /// Opens the kernel log, once, and reads a batch. The log has hundreds of records from before
-    /// the start of PID 1; the caller opens it once the agent listens, so that they do not delay
-    /// the agent.
+    /// the start of PID 1, so the main loop opens it only after the agent listens, or earlier if a
+    /// failure needs the driver's messages.
     pub(super) fn open_kernel_log(&mut self, now: u64, root: &Root, most: Level) -> Vec<Effect> {
         if self.kmsg.is_some() {
             return Vec::new();

@@ -13,7 +13,8 @@ use crate::root::Root;
 pub(super) struct PendingReady {
     /// The GPU's index in the entries.
     pub(super) gpu: usize,
-    /// Whether the GPU had timed out before the attach; `None` if its attach unit has ended.
+    /// Whether the GPU had timed out before the attach succeeded; `None` if its attach unit has
+    /// already ended.
     pub(super) late: Option<bool>,
 }
 

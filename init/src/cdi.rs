@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn every_gpu_has_three_names() {
+    fn gpu_devices_are_named_by_index_address_and_uuid() {
         let dir = tempfile::tempdir().unwrap();
         let spec = Catalogue::default().spec(&Root::at(dir.path()), &gpus());
         let nodes = |name: &str| {
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_is_named_by_two_numbers_and_comes_with_its_whole_gpu() {
+    fn mig_instance_is_named_by_two_indices_and_included_in_its_gpu() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         let plant = |path: &str, text: &str| {
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_replaced_as_a_whole_and_can_be_read_again() {
+    fn file_is_replaced_atomically_and_is_readable() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         publish(&root, &gpus()[..1]).unwrap();
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uuid_is_a_name_too_and_the_drivers_files_are_beside() {
+    fn uuid_is_a_device_name_and_driver_files_are_a_second_specification() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         let plant = |path: &str, text: &str| {
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_is_read_once_until_it_is_forgotten() {
+    fn gpu_data_is_read_once_until_forgotten() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         let [first, second] = gpus();
@@ -386,14 +386,14 @@ mod tests {
     }
 
     #[test]
-    fn an_existing_node_is_described_by_its_numbers() {
+    fn existing_node_has_its_device_numbers() {
         let null = node(&Root::real(), "/dev/null").unwrap();
         assert_eq!((null.major, null.minor, null.node_type.as_deref()), (Some(1), Some(3), Some("c")));
         assert_eq!(node(&Root::real(), "/dev"), None);
     }
 
     #[test]
-    fn a_directory_that_cannot_be_made_is_named() {
+    fn directory_that_cannot_be_created_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("var"), "").unwrap();
         let error = publish(&Root::at(dir.path()), &gpus()).unwrap_err().to_string();

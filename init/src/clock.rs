@@ -61,13 +61,13 @@ pub fn ms(us: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn it_goes_forward() {
+    fn clock_is_monotonic() {
         let one = super::now_us();
         assert!(one > 0 && super::now_us() >= one);
     }
 
     #[test]
-    fn processor_time_counts_work_and_no_waiting() {
+    fn processor_time_excludes_waiting() {
         let (thread, process) = (super::thread_us(), super::process_us());
         std::thread::sleep(std::time::Duration::from_millis(200));
         assert!(super::thread_us() - thread < 100_000);

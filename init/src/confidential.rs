@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_of_the_processor_decide() {
+    fn confidential_mode_is_decided_by_processor_flags() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         assert_eq!(detect(&root), None, "no such file");

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_kept_until_the_writer_starts() {
+    fn lines_are_queued_until_the_writer_starts() {
         let mut console = Console::new();
         console.line("one".into());
         assert!(!console.is_started());
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_console_that_takes_nothing_costs_bounded_memory() {
+    fn blocked_console_uses_bounded_memory() {
         let mut console = Console::new();
         for _ in 0..MOST + 10 {
             console.line("x".into());

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_arrive_whole_whatever_the_pieces() {
+    fn messages_split_across_reads_are_reassembled() {
         let (_directory, mut server, mut client) = pair();
         let line = encode(&ToInit::PowerOff { reason: "x".into() }).unwrap();
         client.write_all(&line[..5]).unwrap();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn only_subscribers_hear_of_changes() {
+    fn only_subscribers_receive_changes() {
         let (_directory, mut server, mut client) = pair();
         client.write_all(&encode(&ToInit::Subscribe).unwrap()).unwrap();
         let (id, _) = server.turn().remove(0);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_of_the_log_miss_lines_rather_than_cost_memory() {
+    fn slow_log_reader_loses_lines_and_uses_bounded_memory() {
         let (_directory, mut server, mut client) = pair();
         client.write_all(&encode(&ToInit::SubscribeLog).unwrap()).unwrap();
         let (id, message) = server.turn().remove(0);
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_closes_the_connection() {
+    fn endless_line_closes_the_connection() {
         let (_directory, mut server, mut client) = pair();
         client.set_nonblocking(true).unwrap();
         let mut sent = 0;
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_does_not_read_is_dropped_in_the_end() {
+    fn client_that_never_reads_is_disconnected() {
         let (_directory, mut server, mut client) = pair();
         client.write_all(&encode(&ToInit::Subscribe).unwrap()).unwrap();
         let (id, _) = server.turn().remove(0);

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_is_the_drivers_and_not_the_compilers() {
+    fn version_is_that_of_the_driver_not_of_the_compiler() {
         assert_eq!(version_in(VERSION).as_deref(), Some("580.159.04"));
         let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  Mon\n";
         assert_eq!(version_in(closed).as_deref(), Some("535.261.03"));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_searched_if_the_image_does_not_list_them() {
+    fn missing_specification_is_generated_from_files() {
         let (_directory, root) = guest();
         let DriverSpec::Generated(text) = driver_spec(&root).unwrap() else { panic!("the image has no list") };
         let spec = Spec::from_json(std::str::from_utf8(&text).unwrap(), "x".as_ref()).unwrap();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_for_the_driver_that_runs_is_taken_as_it_is() {
+    fn specification_for_the_loaded_driver_is_used_unchanged() {
         let (_directory, root) = guest();
         let (path, other) = (spec_path("580.159.04"), spec_path("580.159.05"));
         plant(&root, &other, b"{}");
@@ -168,7 +168,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_version_never_leaves_its_directory(text in "\\PC{0,60}") {
+        fn version_cannot_escape_its_directory(text in "\\PC{0,60}") {
             if let Some(version) = version_in(&format!("NVRM version: {text}")) {
                 prop_assert!(!version.contains('/') && !version.contains("..") && version.contains('.'));
             }

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn severity_decides_what_becomes_of_the_guest() {
+    fn severity_decides_the_state_of_the_guest() {
         for (unit, fault, result) in all() {
             let spec = &PLAN[unit];
             let policies = result.effects.iter().filter(|effect| matches!(effect, Effect::RequiredFailed(_))).count();
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_go_only_with_what_they_need() {
+    fn gpus_fail_only_with_units_that_they_need() {
         let without: Vec<&str> = all()
             .into_iter()
             .filter(|(unit, fault, result)| {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_every_unit_twice() {
+    fn table_has_every_unit_with_both_faults() {
         let text = print().unwrap();
         for spec in PLAN {
             let start = if spec.per.is_some() { format!("| {}[PCI] | ", spec.id) } else { format!("| {} | ", spec.id) };

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn every_driver_state_and_bus_state() {
+    fn changes_of_every_driver_state_and_bus_state() {
         use DriverState::{Absent, Driven, Released, Waiting};
         let came = |bound| Some(Change::Added { pci: pci(1), device: 0x2330, bound });
         let (free, bound, gone) = (vec![gpu(1, None)], vec![gpu(1, Some("nvidia"))], vec![]);

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_vectors_on_all_processors_count() {
+    fn interrupts_of_all_vectors_and_processors_are_summed() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         let pci: Address = "0000:01:00.0".parse().unwrap();

@@ -212,7 +212,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn milestones_are_taken_once() {
+    fn milestones_are_recorded_once() {
         let mut log = Log::default();
         log.feed("6,339,1140900,-;Run /init as init process\n");
         log.feed("6,340,1140901,-;  with arguments:\n");
@@ -276,7 +276,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_taken(text in "([0-9],){0,4}[;]?(NVRM: )?[0-9a-f:. ]{0,30}\\PC{0,20}") {
+        fn arbitrary_text_does_not_panic(text in "([0-9],){0,4}[;]?(NVRM: )?[0-9a-f:. ]{0,30}\\PC{0,20}") {
             Log::default().feed(&text);
         }
     }

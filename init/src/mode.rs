@@ -244,7 +244,7 @@ mod tests {
 
     /// Guests of existing systems, by device id.
     #[test]
-    fn modes_of_known_systems() {
+    fn known_systems_have_the_expected_mode() {
         let gpus = |number, device| (number, 0x10de, device, GPU_3D, false);
         let bridges = |number| (number, 0x15b3, 0x1021, INFINIBAND, true);
         for (system, parts, mode) in [
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn two_fabrics_are_unsupported_and_gpus_are_served() {
+    fn two_fabrics_are_unsupported_and_gpus_are_attached() {
         for (gpus, mode) in [(0, "cpu"), (3, "gpu")] {
             let decision = decide(&functions(gpus, 4, 2, 0), ModeChoice::Auto);
             assert_eq!((decision.mode.name.as_str(), decision.fabric), (mode, None));

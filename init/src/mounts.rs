@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_run_only_from_where_containers_files_are() {
+    fn only_container_directories_permit_execution() {
         let runs = |spec: &&MountSpec| !spec.flags.contains(NOEXEC);
         let places: Vec<_> = MOUNTS.iter().filter(runs).map(|spec| spec.target).collect();
         assert_eq!(places, ["/run/kata-containers", "/dev/hugepages"]);

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_what_the_driver_says() {
+    fn nodes_have_the_drivers_numbers_and_mode() {
         let dir = tempfile::tempdir().unwrap();
         write(&dir, "proc/devices", DEVICES);
         write(&dir, "proc/driver/nvidia/params", "ResmanDebugLevel: 1\nDeviceFileMode: 432\n");
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_made_with_its_directory_and_mode_and_only_once() {
+    fn node_is_created_once_with_directory_and_mode() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("nvidia-caps/nvidia-cap1");
         // The device numbers of /dev/null: creating other devices requires root and is not
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uuid_counts_once_it_is_known() {
+    fn uuid_is_used_once_known() {
         let dir = tempfile::tempdir().unwrap();
         let (root, gpu) = (Root::at(dir.path()), addresses(&["0000:01:00.0"])[0]);
         assert_eq!(uuid(&root, gpu), None);
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_is_not_there_is_named() {
+    fn missing_driver_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         write(&dir, "proc/devices", "Character devices:\n  1 mem\n\nBlock devices:\n195 nvidia\n");
         let error = make(&Root::at(dir.path()), &[], 1, &mut Written::default()).unwrap_err().to_string();
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_in_the_drivers_files_is_quoted() {
+    fn invalid_driver_file_is_quoted() {
         let dir = tempfile::tempdir().unwrap();
         let path = "proc/driver/nvidia/gpus/0000:01:00.0/information";
         let gpu = addresses(&["0000:01:00.0"])[0];
@@ -364,7 +364,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_a_list_or_not(text in "(\\PC|\n){0,200}") {
+        fn arbitrary_driver_files_do_not_panic(text in "(\\PC|\n){0,200}") {
             let _ = major(&text, &["nvidia"]);
             let _ = field(&text, "Device Minor");
         }

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_driver_that_does_not_know_the_question_has_attached_in_its_open() {
+    fn driver_without_the_ioctl_attaches_in_open() {
         let mut opened = false;
         let answer = attach(Path::new("/dev/null"), || opened = true);
         assert!(matches!(answer, Answer::Attached(_, None)), "{answer:?}");
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_cannot_be_opened_is_named() {
+    fn node_that_cannot_be_opened_is_reported() {
         let Answer::Failed(refusal) = attach(Path::new("/dev/nvidia-none"), || panic!()) else { panic!() };
         assert_eq!(refusal.step, OPEN);
         assert!(refusal.reason.contains("/dev/nvidia-none"), "{}", refusal.reason);

@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn known_parameters_are_taken() {
+    fn known_parameters_are_parsed() {
         let params = params(
             "quiet console=ttyS0 firstlight.attach=serial firstlight.attach_deadline=1500ms firstlight.mode=cpu \
              firstlight.on-failure=hold firstlight.agent-restart=poweroff firstlight.lockdown=off firstlight.agent.log=1",
@@ -647,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_those_of_the_table() {
+    fn defaults_equal_the_table() {
         let mut changed = Params {
             attach: Policy::Serial,
             attach_deadline: Duration::from_secs(1),
@@ -681,7 +681,7 @@ mod tests {
     }
 
     #[test]
-    fn deadlines_are_taken_by_unit() {
+    fn deadlines_are_parsed_by_unit() {
         let line = "firstlight.deadline.modules-nvidia=5s firstlight.deadline.mounts_later=1500ms \
                     firstlight.deadline.agent=soon firstlight.deadline.gpu-attach=1s firstlight.deadline.agent";
         let params = params(line);
@@ -695,7 +695,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_names_and_bad_values_are_complaints_with_a_suggestion() {
+    fn unknown_names_and_invalid_values_are_reported_with_a_suggestion() {
         let params = params("firstlight.atach=serial firstlight.attach=now firstlight.zzzzzzzzzzzz firstlight.mode");
         let texts: Vec<&str> = params.complaints.iter().map(|complaint| complaint.text.as_str()).collect();
         assert_eq!(texts[0], "there is no such parameter; did you mean firstlight.attach?; it is ignored");
@@ -707,7 +707,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_are_a_whole_number() {
+    fn channels_are_an_integer() {
         for (line, count, good) in [
             ("firstlight.imex-channels=0", 0, true),
             ("firstlight.imex_channels=1048575", 1_048_575, true),
@@ -753,7 +753,7 @@ mod tests {
     }
 
     #[test]
-    fn module_parameters_go_to_their_module() {
+    fn module_parameters_are_assigned_to_their_module() {
         let params = params(
             "nvidia.NVreg_A=1 firstlight.nvidia.NVreg_B=\"x y\" nvidia-uvm.uvm_c=2 nvidia_uvm.d 8250.nr_uarts=1 nvidiax.e=1",
         );
@@ -765,14 +765,14 @@ mod tests {
     }
 
     #[test]
-    fn extensions_are_no_parameters_of_modules() {
+    fn extension_parameters_are_no_module_parameters() {
         let params = params("kata.extension.gpu.verity_params=x kata.other=1");
         assert_eq!((params.extensions.requested.len(), params.extensions.rejected.len()), (0, 1));
         assert_eq!(params.modules.len(), 1, "{:?}", params.modules);
     }
 
     #[test]
-    fn the_printed_table_has_every_parameter() {
+    fn printed_table_has_every_parameter() {
         let text = print();
         assert!(PARAMS.iter().all(|spec| text.contains(&format!("| `{}` |", spec.name))));
         assert_eq!(text.lines().count(), PARAMS.len() + 9);
@@ -781,7 +781,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_command_line_is_taken(text in "(firstlight[.a-z=-]{0,20} ?|\\PC{0,20}){0,5}") {
+        fn arbitrary_command_line_does_not_panic(text in "(firstlight[.a-z=-]{0,20} ?|\\PC{0,20}){0,5}") {
             let _ = params(&text);
         }
     }

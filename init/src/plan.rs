@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_without_sense_is_refused() {
+    fn invalid_plan_is_rejected() {
         let error = |table: &[UnitSpec<&'static str>]| check(table).unwrap_err().to_string();
         assert!(error(&[unit("a", &[], &[], None), unit("a", &[], &[], None)]).contains("two units are named a"));
         assert!(error(&[unit("a", &["b"], &[], None)]).contains("unit a names b"));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_names_templates_and_edges() {
+    fn printed_table_has_templates_and_dependencies() {
         let text = print(&[unit("scan", &[], &[], None), unit("gpu", &["scan"], &["*"], Some("scan"))]);
         assert!(text.contains("| gpu[PCI] | scan | all others | 1s | degraded | x |"), "{text}");
     }

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_named_and_the_kernels_threads_and_the_dead_are_not() {
+    fn kernel_threads_and_zombies_are_not_listed() {
         let dir = tempfile::tempdir().unwrap();
         for (pid, text) in [
             (1, "1 (init) S 0 1"),

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_the_record() {
+    fn file_contains_the_record() {
         let (dir, mut recorder) = recorder();
         recorder.event(8, "x", "y", "z");
         recorder.command_line("quiet\n");
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_years_leave_the_boots_own_in_place() {
+    fn old_events_are_dropped_but_those_of_the_boot_are_kept() {
         let (_directory, mut recorder) = recorder();
         for n in 0..5000 {
             recorder.event(n, "container-started", "", "");
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_are_cut_between_characters() {
+    fn long_texts_are_truncated_at_character_boundaries() {
         assert_eq!(cut("ö".repeat(2000)).len(), MOST_TEXT);
         assert_eq!(cut(format!("a{}", "ö".repeat(2000))).len(), MOST_TEXT - 1);
         assert_eq!(cut("short".into()), "short");

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_and_the_sixth_end_within_a_minute_is_the_last() {
+    fn delays_double_and_the_sixth_exit_in_a_minute_is_the_limit() {
         let mut restarts = Restarts::default();
         let pauses: Vec<_> = (0..6)
             .map(|n| match restarts.step(n * 1_000_000) {
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_lived_for_a_minute_starts_afresh() {
+    fn restarts_are_forgotten_after_a_minute() {
         let mut restarts = Restarts::default();
         for n in 0..100 {
             let decision = restarts.step(n * 60_000_000);

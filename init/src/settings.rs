@@ -295,7 +295,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_may_be_said(bytes in proptest::collection::vec(any::<u8>(), 0..20_000)) {
+        fn arbitrary_output_does_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..20_000)) {
             let (mut ear, mut out) = (OutputParser::default(), Vec::new());
             ear.feed(&bytes, &mut out);
             ear.end(&mut out);

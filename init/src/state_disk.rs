@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn one_disk_is_it_two_are_named_and_another_is_not() {
+    fn one_state_disk_is_used_and_two_are_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         assert_eq!(find(&root).unwrap(), None);
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_mounted_says_what_to_do() {
+    fn failed_mount_has_a_hint() {
         assert!(hint(Errno::INVAL).contains("e2fsck") && hint(Errno::NODEV).contains("ext4"));
         assert_eq!(hint(Errno::PERM), "");
     }

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_written_and_those_a_kernel_lacks_are_named() {
+    fn missing_settings_are_reported_and_others_written() {
         let dir = tempfile::tempdir().unwrap();
         let kernel = dir.path().join("proc/sys/kernel");
         fs::create_dir_all(&kernel).unwrap();

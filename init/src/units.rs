@@ -302,7 +302,7 @@ mod tests {
     use crate::plan::check;
 
     #[test]
-    fn the_plan_makes_sense_and_each_unit_is_there_once() {
+    fn plan_is_valid_and_has_each_unit_once() {
         let graph = check(PLAN).unwrap();
         assert_eq!(graph.nodes().len(), PLAN.len());
         for (at, unit) in PLAN.iter().enumerate() {
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn the_agent_waits_for_no_gpu() {
+    fn agent_does_not_wait_for_gpus() {
         let graph = check(PLAN).unwrap();
         let at = |id: UnitId| graph.nodes().iter().position(|node| node.id == id).unwrap();
         let mut seen = vec![at(UnitId::Agent)];
@@ -335,13 +335,13 @@ mod tests {
     }
 
     #[test]
-    fn each_daemon_is_a_unit() {
+    fn every_daemon_has_a_unit() {
         let daemons = PLAN.iter().filter(|unit| matches!(unit.id, UnitId::Daemon(_)));
         assert_eq!(daemons.count(), DaemonId::ALL.len());
     }
 
     #[test]
-    fn daemons_find_their_log() {
+    fn syslog_socket_precedes_daemons() {
         let graph = check(PLAN).unwrap();
         let log = graph.nodes().iter().position(|node| node.id == UnitId::DevLog).unwrap();
         for (unit, node) in PLAN.iter().zip(graph.nodes()) {
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_locked_after_every_unit_that_loads_some() {
+    fn module_loading_is_locked_after_all_units_that_load_modules() {
         let graph = check(PLAN).unwrap();
         let at = |id: UnitId| graph.nodes().iter().position(|node| node.id == id).unwrap();
         let loaders =

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_of_a_verified_disk_says_what_it_means() {
+    fn io_error_of_a_verified_disk_has_a_hint() {
         for errno in [Errno::IO, Errno::UCLEAN] {
             assert!(hint(&io::Error::from(errno)).contains("root hash"), "{errno}");
         }
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_waited_for_without_end() {
+    fn wait_for_a_device_is_bounded() {
         let uevents = firstlight_uevent::open().unwrap();
         assert_eq!(wait(&uevents, 0, || Some(1)), Some(1), "what is there is found without waiting");
         let mut looks = 0;

@@ -200,30 +200,30 @@ fn agree_on_all(gpus: &[Gpu], driver_files: bool, count: usize) {
 }
 
 #[test]
-fn one_gpu_and_its_drivers_files() {
+fn specification_of_one_gpu_and_the_driver_files_is_valid() {
     // Three names and `all`; compute, utility, video.
     agree_on_all(&[Gpu::plain(0)], true, 4 + 3);
 }
 
 #[test]
-fn eight_gpus_whose_numbers_do_not_follow_the_bus() {
+fn specification_of_gpus_with_other_minor_order_is_valid() {
     let gpus: Vec<Gpu> = [3, 1, 0, 2, 7, 6, 5, 4].into_iter().map(Gpu::plain).collect();
     agree_on_all(&gpus, true, 8 * 3 + 1 + 3);
 }
 
 #[test]
-fn instances_of_gpus() {
+fn specification_of_mig_instances_is_valid() {
     let mig = Gpu { instances: vec![1, 2, 0, 1], ..Gpu::plain(1) };
     agree_on_all(&[mig, Gpu::plain(0)], true, 2 * 3 + 4 + 1 + 3);
 }
 
 #[test]
-fn no_files_of_the_driver() {
+fn guest_without_driver_files_is_valid() {
     agree_on_all(&[Gpu::plain(0), Gpu { uuid: false, ..Gpu::plain(1) }], false, 2 * 3 - 1 + 1);
 }
 
 #[test]
-fn a_name_that_is_not_there_is_nowhere() {
+fn unknown_device_name_is_in_no_specification() {
     let guest = Guest::new(&[Gpu { instances: vec![1], ..Gpu::plain(0) }], false);
     let dir = Directory::read(&guest.cdi()).unwrap();
     for name in ["nvidia.com/gpu=1", "nvidia.com/gpu=0:1", "nvidia.com/driver=compute"] {
@@ -236,7 +236,7 @@ fn a_name_that_is_not_there_is_nowhere() {
 
 /// The judge can say no.
 #[test]
-fn what_is_no_specification_is_refused_by_both() {
+fn invalid_specification_is_rejected_by_both() {
     let guest = Guest::new(&[Gpu::plain(0)], false);
     let path = guest.cdi().join("nvidia.json");
     let good = fs::read_to_string(&path).unwrap();
@@ -265,7 +265,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(48) })]
 
     #[test]
-    fn any_set_of_ready_gpus(
+    fn specifications_of_any_ready_gpus_are_valid(
         gpus in proptest::collection::vec(gpu(), 1..9),
         minors in Just((0..8_u32).collect::<Vec<_>>()).prop_shuffle(),
         driver_files: bool,

@@ -13,7 +13,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn it_refuses_to_be_anything_but_process_1() {
+fn program_exits_unless_it_is_process_1() {
     for arguments in [&[][..], &["--boot"]] {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(2));
@@ -24,7 +24,7 @@ fn it_refuses_to_be_anything_but_process_1() {
 }
 
 #[test]
-fn it_prints_its_plan_and_its_parameters() {
+fn plan_and_parameters_are_printed_on_request() {
     let plan = text(&run(&["--print-plan"]).stdout);
     assert!(plan.starts_with("| unit | needs |") && plan.contains("| gpu-attach[PCI] | nodes | pci-scan |"), "{plan}");
     let params = text(&run(&["--print-params"]).stdout);

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn picture_is_drawn_from_its_record_and_shows_what_the_readme_says() {
+    fn picture_is_drawn_from_its_record_and_matches_the_caption() {
         let record = BootRecord::from_json(&read("boot-record.json")).unwrap();
         check_caption(&record).unwrap();
         assert_eq!(svg(&record), read("boot.svg"), "run `cargo xtask picture`");

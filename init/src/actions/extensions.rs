@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_without_extensions_has_nothing_to_do_for_them() {
+    fn guest_without_extensions_skips_their_units() {
         let dir = tempfile::tempdir().unwrap();
         let without = inputs(&dir, "quiet");
         assert!(nothing_requested(&without).is_some() && no_disk_to_check(&without).is_some());

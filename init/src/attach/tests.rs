@@ -16,7 +16,7 @@ fn silent(gpu: usize, late: bool) -> Effect {
 }
 
 #[test]
-fn a_sign_of_work_moves_the_deadline_but_not_the_limit() {
+fn progress_extends_the_deadline_but_not_the_limit() {
     let (mut group, _) = begun(Policy::Parallel, 2);
     assert_eq!(group.silent(99).count(), 0);
     assert_eq!(group.silent(100).collect::<Vec<_>>(), [0, 1]);
@@ -35,7 +35,7 @@ fn a_sign_of_work_moves_the_deadline_but_not_the_limit() {
 }
 
 #[test]
-fn an_answer_for_one_gpu_is_a_sign_for_all() {
+fn answer_for_one_gpu_is_progress_of_all() {
     let (mut group, _) = begun(Policy::Parallel, 3);
     group.step(90, Event::Attached(1));
     assert_eq!(group.next_deadline(), Some(190));
@@ -58,7 +58,7 @@ fn hot_plugged_gpu_starts_from_scratch() {
 }
 
 #[test]
-fn parallel_starts_all_and_tries_once() {
+fn parallel_starts_all_gpus_once() {
     let (mut group, effects) = begun(Policy::Parallel, 3);
     assert_eq!(effects, [Effect::Start(0), Effect::Start(1), Effect::Start(2)]);
     assert_eq!(group.step(1, Event::Failed(1)), [FAILED(1)]);
@@ -78,7 +78,7 @@ fn serial_starts_the_next_when_one_ends_or_hangs() {
 }
 
 #[test]
-fn auto_tries_failed_ones_again_one_at_a_time_when_no_first_attempt_is_left() {
+fn auto_retries_failed_gpus_serially_after_all_first_attempts() {
     let (mut group, _) = begun(Policy::Auto, 3);
     assert_eq!(group.step(1, Event::Failed(0)), [Effect::Retry(0)]);
     assert_eq!(group.step(2, Event::Failed(2)), [Effect::Retry(2)]);
@@ -89,7 +89,7 @@ fn auto_tries_failed_ones_again_one_at_a_time_when_no_first_attempt_is_left() {
 }
 
 #[test]
-fn one_that_hangs_is_not_tried_again_unless_it_fails_later() {
+fn hung_attach_is_retried_only_after_it_failed() {
     let (mut group, _) = begun(Policy::Auto, 2);
     assert_eq!(group.step(50, Event::Failed(0)), [Effect::Retry(0)]);
     let effects = group.step(150, Event::Clock);
@@ -101,7 +101,7 @@ fn one_that_hangs_is_not_tried_again_unless_it_fails_later() {
 }
 
 #[test]
-fn answers_out_of_turn_change_nothing() {
+fn unexpected_answers_are_ignored() {
     let (mut group, _) = begun(Policy::Serial, 2);
     assert_eq!(group.step(1, Event::Attached(1)), []);
     assert_eq!(group.step(1, Event::Failed(7)), []);
@@ -122,7 +122,7 @@ proptest! {
     /// most one attempt per GPU is in the driver, and under `Serial` at most one attempt that has
     /// not exceeded its deadline.
     #[test]
-    fn every_gpu_gets_its_verdict(
+    fn every_gpu_gets_exactly_one_result(
         policy in prop::sample::select(vec![Policy::Parallel, Policy::Serial, Policy::Auto]),
         gpus in 1usize..6,
         answers in prop::collection::vec((any::<u8>(), 0u8..5), 0..60),

@@ -81,7 +81,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
-    fn keys_match_as_a_whole() {
+    fn keys_match_completely() {
         let text = "# FABRIC_MODE=2\nFABRIC_MODE_RESTART=1\nFABRIC_MODE=0\nXFABRIC_MODE=9\nDAEMONIZE = 1\n\nLAST=x";
         let new = rewritten(text, &[("FABRIC_MODE", "1"), ("DAEMONIZE", "0"), ("LOG_FILE_NAME", "")]);
         assert_eq!(
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_key_is_set_and_other_lines_stay(text in "([A-C]{1,2}=?[0-9]?\n?){0,12}") {
+        fn every_key_is_set_and_other_lines_are_kept(text in "([A-C]{1,2}=?[0-9]?\n?){0,12}") {
             let new = rewritten(&text, &[("A", "x"), ("BB", "y")]);
             let of = |text: &str, ours: bool| -> Vec<String> {
                 let key = |line: &str| line.split_once('=').is_some_and(|(key, _)| key == "A" || key == "BB");

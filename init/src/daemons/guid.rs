@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_bridge_that_allows_a_subnet_manager_is_taken() {
+    fn first_bridge_that_allows_a_subnet_manager_is_used() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         assert!(of_switches(&root).unwrap_err().contains("mlx5_ib"));
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_no_port() {
+    fn invalid_port_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         device(dir.path(), "mlx5_0", "SW_MNG", "zz", "fe80::1");
         device(dir.path(), "mlx5_1", "SW_MNG", "0x0", "a:b");

@@ -150,7 +150,7 @@ mod tests {
     use std::io::Write as _;
 
     #[test]
-    fn lines_come_whole_whatever_the_pieces() {
+    fn lines_split_across_reads_are_reassembled() {
         let (mut lines, mut out) = (Lines::default(), Vec::new());
         for piece in ["on", "e\ntwo\r\n\n \n", "thr\x1b[31mee\0"] {
             lines.feed(piece.as_bytes(), &mut out);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn pipes_are_read_without_waiting_to_their_end() {
+    fn pipe_is_read_without_blocking_until_eof() {
         let (mut pipe, mut writer) = Pipe::make().unwrap();
         let mut out = Vec::new();
         assert!(pipe.read(&mut out));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_followed_and_nothing_else_is() {
+    fn only_regular_files_are_followed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         std::fs::write(&path, "one\n").unwrap();
@@ -190,7 +190,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_line_is_long_or_has_control_characters(bytes in proptest::collection::vec(any::<u8>(), 0..3000)) {
+        fn lines_are_bounded_and_have_no_control_characters(bytes in proptest::collection::vec(any::<u8>(), 0..3000)) {
             let (mut lines, mut out) = (Lines::default(), Vec::new());
             lines.feed(&bytes, &mut out);
             lines.end(&mut out);

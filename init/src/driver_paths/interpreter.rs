@@ -72,7 +72,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_loader_is_what_the_program_names() {
+    fn loader_is_read_from_the_program() {
         assert_eq!(in_head(&sample(b"/lib64/ld.so\0")).as_deref(), Some("/lib64/ld.so"));
         assert_eq!(in_head(&sample(b"ld.so\0")), None, "a relative one is none");
         let mut none = sample(b"/lib64/ld.so\0");
@@ -85,7 +85,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_taken(at in 0..200_usize, byte in any::<u8>(), cut in 0..200_usize, more in prop::collection::vec(any::<u8>(), 0..80)) {
+        fn arbitrary_bytes_do_not_panic(at in 0..200_usize, byte in any::<u8>(), cut in 0..200_usize, more in prop::collection::vec(any::<u8>(), 0..80)) {
             let mut bytes = sample(b"/lib64/ld.so\0");
             let length = bytes.len();
             bytes[at % length] = byte;

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_of_the_extension_is_started_with_its_libraries() {
+    fn program_in_an_extension_is_started_with_the_extensions_libraries() {
         let (own, ours) = ("/usr/bin/p", "/run/kata-extensions/gpu/usr/bin/p");
         let (dir, root) = guest(&[(own, ""), (ours, ""), ("/run/kata-extensions/gpu/usr/bin/static", "#!")]);
         for program in [own, ours] {

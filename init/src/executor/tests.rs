@@ -39,7 +39,7 @@ fn units_start_when_their_needs_have_ended() {
 }
 
 #[test]
-fn what_needs_a_failed_unit_is_skipped_and_names_the_first_cause() {
+fn unit_that_needs_a_failed_unit_is_skipped_with_the_first_cause() {
     let all = Severity::Degraded;
     let mut run =
         executor(vec![node("module", &[], &[], all), node("nodes", &[0], &[], all), node("x", &[1], &[], all)]);
@@ -51,7 +51,7 @@ fn what_needs_a_failed_unit_is_skipped_and_names_the_first_cause() {
 }
 
 #[test]
-fn a_required_failure_ends_everything_that_has_not_started() {
+fn failed_required_unit_skips_all_units_not_started() {
     let mut run = executor(vec![
         node("a", &[], &[], Severity::Required),
         node("b", &[], &[], Severity::Degraded),
@@ -65,7 +65,7 @@ fn a_required_failure_ends_everything_that_has_not_started() {
 }
 
 #[test]
-fn a_required_unit_that_cannot_run_fails_the_boot_but_one_that_is_not_needed_does_not() {
+fn skipped_required_unit_fails_the_boot_unless_it_is_not_needed() {
     let nodes = || vec![node("a", &[], &[], Severity::Degraded), node("b", &[0], &[], Severity::Required)];
     let mut run = executor(nodes());
     run.step(0, Event::Begin);
@@ -80,7 +80,7 @@ fn a_required_unit_that_cannot_run_fails_the_boot_but_one_that_is_not_needed_doe
 }
 
 #[test]
-fn a_unit_past_its_deadline_is_given_up_and_may_end_late() {
+fn unit_past_its_deadline_times_out_and_may_end_late() {
     let mut run = executor(vec![node("a", &[], &[], Severity::Degraded), node("b", &[], &[0], Severity::Degraded)]);
     run.step(5, Event::Begin);
     assert_eq!(run.next_deadline(), Some(105));
@@ -98,7 +98,7 @@ fn templated() -> Executor<String> {
 }
 
 #[test]
-fn templates_become_their_instances() {
+fn template_is_expanded_into_instances() {
     let mut run = templated();
     assert_eq!(run.step(0, Event::Begin), [Effect::Start(0)]);
     assert_eq!(run.step(1, Event::Expanded(1, vec!["gpu[x]".into(), "gpu[y]".into()])), []);
@@ -109,7 +109,7 @@ fn templates_become_their_instances() {
 }
 
 #[test]
-fn a_template_without_instances_holds_nothing_up() {
+fn template_without_instances_blocks_no_unit() {
     let mut run = templated();
     run.step(0, Event::Begin);
     assert_eq!(run.step(1, Event::Ended(0, ok())), [Effect::Ended(0), Effect::Start(2)]);
@@ -165,7 +165,7 @@ fn every_order(
 }
 
 #[test]
-fn all_plans_of_three_units_end_whatever_their_units_do() {
+fn all_plans_of_three_units_end() {
     let ends = [Some(ok()), Some(failed()), Some(End::NotNeeded("no".into())), None];
     let mut seen = 0;
     for shape in 0..27 * 8 * 64 {
@@ -252,7 +252,7 @@ proptest! {
     }
 
     #[test]
-    fn outcomes_do_not_depend_on_who_ends_first(
+    fn outcomes_do_not_depend_on_the_order_of_ends(
         (nodes, ends) in plans(Severity::Degraded),
         one in prop::collection::vec(any::<u8>(), 1..9),
         two in prop::collection::vec(any::<u8>(), 1..9),
@@ -264,7 +264,7 @@ proptest! {
     }
 
     #[test]
-    fn every_plan_ends_when_nothing_ever_answers((nodes, _) in plans(Severity::Degraded)) {
+    fn every_plan_ends_if_no_unit_ends((nodes, _) in plans(Severity::Degraded)) {
         let mut run = executor(nodes);
         run.step(0, Event::Begin);
         let mut steps = 0;

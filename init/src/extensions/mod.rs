@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_partition_is_named() {
+    fn missing_partition_is_reported() {
         let uevents = firstlight_uevent::open().unwrap();
         let find = |root: &Root| partitions(root, "gpu", "vda", &uevents, 0).map_err(|error| error.to_string());
         let one = [("vda/vda1/partition", "1\n")];
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_refused_fails_the_whole() {
+    fn rejected_parameter_fails_all_extensions() {
         let uevents = firstlight_uevent::open().unwrap();
         let (_directory, root) = guest(&[]);
         let requests = ExtensionRequests {

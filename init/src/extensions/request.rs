@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_refused_says_whose_it_is_and_what_to_do() {
+    fn rejected_parameter_error_has_its_name_and_a_hint() {
         let good = params(7);
         let rows = [
             (
@@ -169,7 +169,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_line_is_taken(name in "[a-z_./-]{0,14}", value in "[a-z_=,0-9-]{0,90}") {
+        fn arbitrary_command_line_does_not_panic(name in "[a-z_./-]{0,14}", value in "[a-z_=,0-9-]{0,90}") {
             let requests = requests(&format!("kata.extension.{name}.verity_params={value}"));
             prop_assert_eq!(requests.requested.len() + requests.rejected.len(), 1);
             prop_assert!(requests.requested.iter().all(|one| extension::check(&one.name).is_ok()));

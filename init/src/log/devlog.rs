@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_with_who_sent_them() {
+    fn messages_have_their_senders_credentials() {
         let (dir, mut log, client) = log();
         process(&dir, "/", "some one");
         client.send(b"<11>Nov 21 18:40:02 tag: text").unwrap();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leftover_is_replaced_and_others_may_write() {
+    fn stale_socket_is_replaced_and_all_users_may_write() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         fs::create_dir_all(root.path("/dev")).unwrap();

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_c_libraries_are_read() {
+    fn messages_of_c_libraries_are_parsed() {
         for (bytes, level, text) in [
             (&b"<27>Nov 21 18:40:02 nv-fabricmanager[7]: link 3\n"[..], Level::Error, "nv-fabricmanager[7]: link 3"),
             (b"<13>Nov  1 08:00:00 a: b\0", Level::Notice, "a: b"),
@@ -93,21 +93,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_priority_is_text() {
+    fn invalid_priority_is_part_of_the_text() {
         for bytes in [&b"<192>x"[..], b"<>x", b"<-1>x", b"<+1>x", b"<0001>x", b"<1x", b"<999999999999>x", b"< 1>x"] {
             assert_eq!(read(bytes), (Level::Notice, String::from_utf8_lossy(bytes).into_owned()));
         }
     }
 
     #[test]
-    fn nothing_is_nothing() {
+    fn empty_datagram_has_no_line() {
         for bytes in [&b""[..], b"<13>", b"<13>\0", b"\n", b"<13>Nov 21 18:40:02 ", b" \0"] {
             assert_eq!(parse(bytes, bytes.len()), None, "{bytes:?}");
         }
     }
 
     #[test]
-    fn long_ones_are_cut_and_say_so() {
+    fn long_messages_are_truncated_with_a_mark() {
         let long = [b"<14>".to_vec(), vec![b'x'; 3000]].concat();
         let (_, text) = read(&long);
         assert!(text.len() < MOST_TEXT + 30 && text.ends_with(&format!("[{} bytes more]", 3000 - MOST_TEXT)), "{text}");

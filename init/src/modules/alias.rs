@@ -43,7 +43,7 @@ mod tests {
         alias too many words here\nalias few\nother virtio:* x\n";
 
     #[test]
-    fn devices_find_all_their_modules_once() {
+    fn each_module_of_a_device_is_found_once() {
         let devices = [
             "virtio:d00000001v00001AF4",
             "virtio:d00000001v00001AF4",
@@ -58,7 +58,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_list_is_read(list in any::<String>(), device in any::<String>()) {
+        fn arbitrary_list_does_not_panic(list in any::<String>(), device in any::<String>()) {
             let _ = find(lines(&list), &[device]);
         }
     }

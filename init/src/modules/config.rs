@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn earlier_directories_hide_files_of_later_ones_and_names_decide_the_order() {
+    fn files_are_sorted_by_name_and_earlier_directories_take_precedence() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         for (at, text) in [
@@ -267,13 +267,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read(text in any::<String>()) {
+        fn arbitrary_text_does_not_panic(text in any::<String>()) {
             let config = of(&text);
             let _ = (config.options("x"), config.soft_dependencies("x"), parse_softdep(&text));
         }
 
         #[test]
-        fn what_is_written_is_read(module in "[a-z]{1,8}", before in prop::collection::vec("[a-z]{1,5}", 0..4), after in prop::collection::vec("[a-z]{1,5}", 0..4)) {
+        fn written_configuration_is_parsed_back(module in "[a-z]{1,8}", before in prop::collection::vec("[a-z]{1,5}", 0..4), after in prop::collection::vec("[a-z]{1,5}", 0..4)) {
             let written = format!("{module} pre: {} post: {}", before.join(" "), after.join(" "));
             prop_assert_eq!(parse_softdep(&written), Some(SoftDependency { module, before, after }));
         }

@@ -90,7 +90,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn lines_are_found_by_either_spelling_and_the_first_one_counts() {
+    fn modules_are_found_by_dash_or_underscore_and_the_first_line_applies() {
         let list = Dependencies::new(
             "kernel/net/vsock.ko.xz:\n\
              kernel/net/a-b.ko.xz: kernel/net/common.ko.xz kernel/net/vsock.ko.xz\n\
@@ -112,7 +112,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_table_finds_what_a_search_finds(text in "([ab_-]{1,3}\\.ko(\\.xz)?:?[ abko.]{0,6}\n?){0,40}", name in "[ab_-]{1,3}") {
+        fn lookup_equals_linear_search(text in "([ab_-]{1,3}\\.ko(\\.xz)?:?[ abko.]{0,6}\n?){0,40}", name in "[ab_-]{1,3}") {
             let searched = text.lines().find_map(|line| {
                 let (file, _) = line.split_once(':')?;
                 same(stem(file), &name).then(|| file.to_owned())
@@ -122,7 +122,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_a_list(text in any::<String>(), name in any::<String>()) {
+        fn arbitrary_text_is_a_list(text in any::<String>(), name in any::<String>()) {
             let _ = Dependencies::new(text).find(&name);
         }
     }

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_without_a_driver_are_found_and_odd_texts_left_out() {
+    fn devices_without_driver_are_found_and_invalid_modaliases_skipped() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         let plant = |device: &str, text: &[u8]| {

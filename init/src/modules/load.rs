@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn one_after_the_other_where_they_need_each_other_or_there_is_one_processor() {
+    fn dependent_modules_or_one_processor_load_serially() {
         let running = AtomicUsize::new(0);
         let alone = |_: &Node| {
             assert_eq!(running.fetch_add(1, Ordering::SeqCst), 0);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_not_read_again() {
+    fn loaded_module_is_not_read_again() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         let state = root.path("/sys/module/a_b/initstate");

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stems_and_compression_go_by_the_file_name() {
+    fn name_and_compression_are_read_from_the_file_name() {
         for (path, name) in [("a/b/foo.ko", "foo"), ("foo.ko.zst", "foo"), ("foo", "foo"), ("a/", "")] {
             assert_eq!(stem(path), name);
         }

@@ -127,7 +127,7 @@ mod tests {
         /// For any graph, with cycles and edges to unknown nodes, each node is loaded once, and
         /// after its dependencies unless there is a cycle.
         #[test]
-        fn every_graph_comes_to_an_end(
+        fn ordering_any_graph_ends(
             edges in prop::collection::vec((prop::collection::vec(0_usize..12, 0..4), prop::collection::vec(0_usize..12, 0..3)), 1..10),
             fails in prop::collection::vec(any::<bool>(), 10),
         ) {

@@ -38,7 +38,7 @@ fn none(_: &str) -> String {
 }
 
 #[test]
-fn what_a_module_needs_comes_first() {
+fn dependencies_are_loaded_first() {
     let image = Image::of(&[
         (
             "modules.dep",
@@ -58,7 +58,7 @@ fn what_a_module_needs_comes_first() {
 }
 
 #[test]
-fn an_order_is_kept_where_one_is_asked_for() {
+fn requested_order_is_kept() {
     let image = Image::of(&[("modules.dep", "a.ko:\nb.ko:\nc.ko:\n")]);
     assert_eq!(turns(&image.modules(), &["c", "a", "b"], LoadOrder::InOrder).0, ["c", "a", "b"]);
     let set = image.modules().set(&["c", "a", "b"], LoadOrder::InOrder);
@@ -67,14 +67,14 @@ fn an_order_is_kept_where_one_is_asked_for() {
 }
 
 #[test]
-fn each_module_has_one_turn_and_shared_needs_come_first() {
+fn each_module_is_loaded_once_after_shared_dependencies() {
     let image = Image::of(&[("modules.dep", "a.ko: common.ko\nb.ko: common.ko\ncommon.ko:\n")]);
     let (loaded, _) = turns(&image.modules(), &["a", "b", "common", "a"], LoadOrder::Free);
     assert_eq!(loaded, ["common", "a", "b"]);
 }
 
 #[test]
-fn company_comes_before_and_after_if_it_can_be_had() {
+fn soft_dependencies_are_loaded_before_and_after_if_present() {
     let image = Image::of(&[
         ("modules.dep", "x.ko: need.ko\nneed.ko:\nbefore.ko: deep.ko\ndeep.ko:\nafter.ko:\nreal.ko:\n"),
         ("modules.softdep", "softdep x pre: before lost built nick post: after\n"),
@@ -108,7 +108,7 @@ fn dependency_cycles_are_broken() {
 }
 
 #[test]
-fn devices_have_the_drivers_of_the_image_or_of_the_list_unless_held_back() {
+fn devices_get_their_drivers_unless_blacklisted() {
     let image = Image::of(&[
         ("modules.dep", "virtio_net.ko:\nnvme.ko:\nother.ko:\n"),
         (
@@ -128,7 +128,7 @@ fn devices_have_the_drivers_of_the_image_or_of_the_list_unless_held_back() {
 }
 
 #[test]
-fn a_name_is_a_module_or_an_alias_of_some() {
+fn name_is_a_module_or_an_alias() {
     let image = Image::of(&[
         ("modules.dep", "xfs.ko:\nslow.ko:\nquick.ko:\n"),
         ("modules.alias", "alias fs-xfs xfs\nalias fs-slow slow\n"),
@@ -145,7 +145,7 @@ fn a_name_is_a_module_or_an_alias_of_some() {
 }
 
 #[test]
-fn errors_name_the_module_the_file_and_the_way_out() {
+fn errors_have_module_file_and_hint() {
     let image = Image::of(&[("modules.dep", "updates/nvidia.ko:\n")]);
     let error = |name| image.modules().load(&[name], LoadOrder::Free, &none).to_result().unwrap_err();
     let text = error("nvidia");
@@ -163,7 +163,7 @@ fn errors_name_the_module_the_file_and_the_way_out() {
 }
 
 #[test]
-fn a_kernel_without_lists_has_no_modules() {
+fn kernel_without_module_lists_has_no_modules() {
     let image = Image::of(&[]);
     assert!(!Modules::any(&image.root, "6.12"));
     assert_eq!(image.modules().load(&["x"], LoadOrder::Free, &none).errors.len(), 1);
@@ -173,7 +173,7 @@ fn a_kernel_without_lists_has_no_modules() {
 
 /// A list as long as a distribution's: modules are found by name, without a scan per module.
 #[test]
-fn a_long_list_is_gone_through_once() {
+fn long_list_is_read_once() {
     let line = |at: usize| format!("kernel/drivers/some/where/module{at}.ko.xz: kernel/lib/module{}.ko.xz\n", at / 2);
     let text: String = (1..6000).map(line).collect();
     let bytes = text.len();
@@ -193,7 +193,7 @@ fn a_long_list_is_gone_through_once() {
 proptest! {
     /// For any content of the lists, each listed module is processed exactly once.
     #[test]
-    fn any_lists_come_to_an_end(dep in "([a-e]\\.ko:( [a-e]\\.ko){0,3}\n){0,6}", soft in "(softdep [a-e*] pre:( [a-e]){0,2} post:( [a-e]){0,2}\n){0,4}") {
+    fn arbitrary_lists_end(dep in "([a-e]\\.ko:( [a-e]\\.ko){0,3}\n){0,6}", soft in "(softdep [a-e*] pre:( [a-e]){0,2} post:( [a-e]){0,2}\n){0,4}") {
         let image = Image::of(&[("modules.dep", &dep), ("modules.softdep", &soft)]);
         let names = ["a", "b", "c", "d", "e"];
         let modules = image.modules();

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn every_capability_has_the_node_and_the_mode_that_its_file_says() {
+    fn capability_nodes_have_number_and_mode_of_their_file() {
         let (_directory, root) = tree(&[
             ("nvidia/capabilities/mig/config", &text(1, 256, 1)),
             ("nvidia/capabilities/mig/monitor", &text(2, 292, 1)),
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn no_tree_and_empty_files_are_no_error() {
+    fn missing_tree_and_empty_files_are_no_error() {
         let (dir, root) = tree(&[]);
         assert_eq!(made(&root), (vec![], vec![]));
         // With nv_cap_enable_devfs=0 processes open the `/proc` files themselves, and the device is
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_used_is_named_and_the_others_count() {
+    fn invalid_file_is_reported_and_others_are_used() {
         for (bad, part) in [
             ("DeviceFileMode: 256\nDeviceFileModify: 1\n", "no line 'DeviceFileMinor'"),
             ("DeviceFileMinor: 3\nDeviceFileModify: 1\n", "no line 'DeviceFileMode'"),
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_of_another_shape_is_named_and_not_followed() {
+    fn unexpected_tree_is_reported_and_not_followed() {
         let (dir, root) = tree(&[
             ("nvidia/capabilities/1/2/3/4/5/6/7/access", &text(9, 292, 1)),
             ("nvidia/capabilities/mig/monitor", &text(2, 292, 1)),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_is_both_of_its_nodes() {
+    fn mig_instance_has_both_nodes() {
         let gpu = "nvidia/capabilities/gpu3/mig";
         let (_directory, root) = tree(&[
             (&format!("{gpu}/gi10/access"), &text(30, 292, 1)),
@@ -320,7 +320,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_a_capability_or_an_error(
+        fn arbitrary_text_is_a_capability_or_an_error(
             text in "((DeviceFile(Minor|Mode|Modify)|\\PC{0,9}): ?(-?[0-9]{0,12}|\\PC{0,9})\n?){0,5}"
         ) {
             if let Ok(Some(capability)) = parse(&text) {
@@ -329,7 +329,7 @@ mod tests {
         }
 
         #[test]
-        fn what_the_driver_writes_is_read(minor in 0..=MAX_MINOR, mode in 0..=0o777_u32, modify: bool) {
+        fn capability_file_of_the_driver_is_parsed(minor in 0..=MAX_MINOR, mode in 0..=0o777_u32, modify: bool) {
             let read = parse(&text(minor, mode, u32::from(modify)));
             prop_assert_eq!(read, Ok(Some(Capability { minor, mode, modify })));
         }

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_vm_has_its_switches() {
+    fn service_vm_has_nodes_of_its_switches() {
         let switch = |at: &str| format!("nvidia-nvswitch/devices/0000:{at}:00.0/information");
         let (_directory, root) = guest(&[
             (&switch("05"), "BIOS Version: N/A\n"),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_about_switches_is_named() {
+    fn switch_errors_are_reported() {
         for (file, text, part) in [
             ("nvidia-nvswitch/devices/..x/information", "", "devices/..x: its name is no PCI address"),
             ("nvidia-nvswitch/permissions", "DeviceFileMode: rw\n", "nvidia-nvswitch/permissions: its DeviceFileMode"),
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_are_as_many_as_are_asked_for_and_there() {
+    fn requested_and_existing_channels_get_nodes() {
         let channel = |number: u32| node(&format!("{IMEX}/channel{number}"), 234, number, 0o660);
         let params = |count: &str| format!("DeviceFileMode: 432\n{count}");
         let (_directory, root) = guest(&[("nvidia/params", &params("ImexChannelCount: 2048\n"))]);

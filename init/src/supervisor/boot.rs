@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn found_gpus_become_units_that_stand_at_their_template() {
+    fn found_gpus_become_units_at_their_templates_position() {
         let mut boot = boot();
         boot.begin(0);
         for unit in [UnitId::Mounts, UnitId::CommandLine] {

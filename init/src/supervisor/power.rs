@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn gpu_that_is_not_closed_is_named_with_those_that_wait() {
+    fn gpu_that_is_not_closed_is_reported_with_the_waiting_ones() {
         let mut power = Power::default();
         power.begin(0, Goal::PowerOff, TOTAL);
         let closed = power.releasing(vec![pci(1), pci(2), pci(3)]);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn summary_names_what_was_left_behind() {
+    fn summary_lists_remaining_objects() {
         let mut power = Power::default();
         power.begin(1_000_000, Goal::PowerOff, TOTAL);
         assert_eq!(power.summary(3_000_000), "after 2000 ms");

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn only_reported_steps_divide_a_gpu() {
+    fn only_reported_steps_confirm_mig_instances() {
         let mut tally = Tally::default();
         tally.take(&step("0000:01:00.0", Outcome::Done));
         tally.take(&step("0000:02:00.0", Outcome::Failed));

@@ -137,8 +137,8 @@ fn addresses_and_versions() {
 }
 
 #[test]
-fn connecting_takes_as_long_as_it_may() {
-    alone("connecting_takes_as_long_as_it_may", "610", || {
+fn connect_waits_until_its_timeout() {
+    alone("connect_waits_until_its_timeout", "610", || {
         assert_eq!(fmLibInit(), 0);
         // A socket that listens without ever responding: a stopped fabric manager.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

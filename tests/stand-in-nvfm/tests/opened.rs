@@ -119,8 +119,8 @@ fn libraries_that_are_something_else() {
 }
 
 #[test]
-fn a_library_without_what_came_later() {
-    alone("a_library_without_what_came_later", "610", || {
+fn old_library_lacks_newer_functions() {
+    alone("old_library_lacks_newer_functions", "610", || {
         let manager = Manager::start(&[], &quick());
         let library = opened("no-unsupported").unwrap();
         let fm = library.connect(&address(&manager), TIMEOUT).unwrap();

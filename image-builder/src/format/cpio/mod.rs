@@ -127,7 +127,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(items in proptest::collection::vec(("[a-z0-9/._-]{1,40}", item()), 0..12)) {
+        fn written_archive_is_read_back(items in proptest::collection::vec(("[a-z0-9/._-]{1,40}", item()), 0..12)) {
             let bytes = written(&items);
             prop_assert_eq!(bytes.len() % 4096, 0);
             prop_assert_eq!(&written(&items), &bytes);
@@ -150,7 +150,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_panic_the_reader(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn arbitrary_bytes_do_not_panic_the_reader(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = Reader::new(&bytes[..]).count();
         }
 
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_held_is_refused() {
+    fn oversized_entry_is_rejected() {
         let mut writer = Writer::new(Vec::new());
         assert!(matches!(writer.directory("", 0o755), Err(Error::Name { .. })));
         assert!(matches!(writer.directory("a\0b", 0o755), Err(Error::Name { .. })));

@@ -12,7 +12,7 @@ fn ended(effects: &[Effect]) -> (u64, bool, Decision) {
 }
 
 #[test]
-fn it_is_started_served_and_started_again_after_its_end() {
+fn daemon_is_restarted_after_its_exit() {
     let mut life = Lifecycle::new(DEADLINE);
     assert_eq!(life.step(10, Event::Start), [Effect::Launch]);
     assert_eq!(life.next_deadline(), Some(30_000_010));
@@ -27,7 +27,7 @@ fn it_is_started_served_and_started_again_after_its_end() {
 }
 
 #[test]
-fn one_that_dies_at_once_is_given_up_after_the_last_restart() {
+fn daemon_that_exits_at_once_reaches_the_restart_limit() {
     let mut life = Lifecycle::new(DEADLINE);
     let mut now = 0;
     assert_eq!(life.step(now, Event::Start), [Effect::Launch]);
@@ -65,7 +65,7 @@ fn daemon_with_tenants_has_no_restart_limit() {
 }
 
 #[test]
-fn one_that_hangs_is_killed_and_given_up_even_if_its_ends_are_far_apart() {
+fn hanging_daemon_reaches_the_restart_limit_outside_the_window() {
     let mut life = Lifecycle::new(Duration::from_secs(120));
     let mut launches = life.step(0, Event::Start).len();
     while let Some(at) = life.next_deadline() {
@@ -81,7 +81,7 @@ fn one_that_hangs_is_killed_and_given_up_even_if_its_ends_are_far_apart() {
 }
 
 #[test]
-fn one_that_the_kernel_holds_has_no_second_beside_it() {
+fn daemon_blocked_in_the_kernel_is_not_started_twice() {
     let mut life = Lifecycle::new(DEADLINE);
     life.step(0, Event::Start);
     life.step(30_000_000, Event::Clock);
@@ -91,7 +91,7 @@ fn one_that_the_kernel_holds_has_no_second_beside_it() {
 }
 
 #[test]
-fn stopping_asks_kills_and_has_an_end() {
+fn stop_terminates_then_kills_and_ends() {
     let mut life = Lifecycle::new(DEADLINE);
     life.step(0, Event::Start);
     life.step(1, Event::Ready);
@@ -132,7 +132,7 @@ fn act() -> impl Strategy<Value = Act> {
 
 proptest! {
     #[test]
-    fn there_are_never_two_and_pauses_are_bounded(acts in proptest::collection::vec(act(), 1..300)) {
+    fn instances_never_overlap_and_delays_are_bounded(acts in proptest::collection::vec(act(), 1..300)) {
         let mut life = Lifecycle::new(DEADLINE);
         let mut now = 0;
         let (mut alive, mut fresh, mut stopped) = (false, false, false);

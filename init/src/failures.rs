@@ -79,7 +79,7 @@ pub fn inject_fault(unit: usize, fault: Fault) -> Result<FaultResult, PlanError>
                 && (spec.per.is_none() || at == executor.slots().len().saturating_sub(1));
             now += 1000;
             let end = if !is_faulty && matches!(spec.id, UnitId::Daemon(_)) {
-                End::NotNeeded("it was not asked for".to_owned())
+                End::NotNeeded("it is not enabled".to_owned())
             } else if !is_faulty {
                 End::Ok(String::new())
             } else {

@@ -13,7 +13,7 @@ const HELP: &str = "\
 PID 1 of a Firstlight guest. The kernel starts it; started by hand it only tells about itself:
   --print-plan    the boot plan, as a Markdown table
   --print-daemons the daemons that it keeps running, as a Markdown table
-  --print-params  the kernel parameters that it takes, as a Markdown table
+  --print-params  the kernel parameters, as a Markdown table
   --version       its version
 ";
 

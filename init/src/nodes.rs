@@ -95,7 +95,7 @@ fn mode_in(root: &Root, file: &str) -> Result<u32, NodesError> {
         None => Ok(DEFAULT_MODE),
         Some((_, Ok(mode))) => Ok(mode & 0o777),
         Some((value, Err(_))) => {
-            Err(NodesError::Driver { path, reason: format!("its DeviceFileMode is {value:?}, which is no number") })
+            Err(NodesError::Driver { path, reason: format!("its DeviceFileMode is {value:?}, which is not a number") })
         }
     }
 }

@@ -199,8 +199,7 @@ pub const PARAMS: &[ParamSpec] = &[
         name: "firstlight.agent-restart",
         values: "`restart`, `poweroff`",
         default: "restart",
-        effect: "what happens when the agent ends by itself: start it again (pauses of 100 ms, doubling; after 5 times \
-                 in 60 s the failure policy) or power off",
+        effect: "reaction to an exit of the agent: restart it (delay of 100 ms, doubled each time; after 5 restarts in 60 s the failure policy applies) or power off",
         set: |params, value| {
             let choices = [("restart", AgentRestart::Restart), ("poweroff", AgentRestart::PowerOff)];
             choose(&mut params.agent_restart, value, &choices)
@@ -210,9 +209,7 @@ pub const PARAMS: &[ParamSpec] = &[
         name: "firstlight.attach",
         values: "`parallel`, `serial`, `auto`",
         default: "auto",
-        effect: "how GPUs are attached: all at once, one after the other, or all at once and those that fail once more \
-                 one after the other; under confidential computing `auto` is `serial`, for there the driver takes them \
-                 one after the other anyway",
+        effect: "order in which GPUs are attached: in parallel, serially, or in parallel with a serial retry of those that failed; under confidential computing `auto` is `serial`, because the driver serialises attaches there",
         set: |params, value| {
             let choices = [("parallel", Policy::Parallel), ("serial", Policy::Serial), ("auto", Policy::Auto)];
             choose(&mut params.attach, value, &choices)
@@ -222,24 +219,21 @@ pub const PARAMS: &[ParamSpec] = &[
         name: "firstlight.attach-deadline",
         values: "a duration: `90s`, `1500ms`",
         default: "120s",
-        effect: "how long an attach may show no sign that something moves (an interrupt of the GPU, the driver's answer \
-                 for another GPU) before its GPU is given up; the attach itself is never interrupted, and a GPU that \
-                 is ready later is served",
+        effect: "maximum time of an attach without progress (an interrupt of the GPU, the driver's answer for another GPU); then the GPU counts as failed. The attach is not interrupted, and a GPU that becomes ready later is used",
         set: |params, value| set_time(&mut params.attach_deadline, value),
     },
     ParamSpec {
         name: "firstlight.attach-limit",
         values: "a duration: `90s`, `1500ms`",
         default: "600s",
-        effect: "how long an attach may take before its GPU is given up, even if something moves",
+        effect: "maximum duration of an attach, with or without progress; then the GPU counts as failed",
         set: |params, value| set_time(&mut params.attach_limit, value),
     },
     ParamSpec {
         name: "firstlight.baseboard-serial",
         values: "1 to 64 printable characters without spaces",
         default: "none",
-        effect: "in a service VM, the serial number of the host's baseboard: fm-partitiond, which reads this itself, counts a \
-                 module map of another one as none",
+        effect: "in a service VM, the serial number of the host's baseboard: fm-partitiond reads it and ignores a module map of another baseboard",
         set: |params, value| {
             let is_word = (1..=64).contains(&value.len()) && value.bytes().all(|byte| byte.is_ascii_graphic());
             params.baseboard_serial = Some(value.to_owned()).filter(|_| is_word && value != "none");
@@ -250,8 +244,7 @@ pub const PARAMS: &[ParamSpec] = &[
         name: "firstlight.confidential",
         values: "`auto`, `on`, `off`",
         default: "auto",
-        effect: "whether this is a guest under confidential computing: by the processor's flags (`tdx_guest`, \
-                 `sev_snp`, `sev_es`, `sev`), or as said here",
+        effect: "whether this is a confidential guest; `auto`: decided by the processor's flags (`tdx_guest`, `sev_snp`, `sev_es`, `sev`)",
         set: |params, value| {
             choose(&mut params.confidential, value, &[("auto", None), ("on", Some(true)), ("off", Some(false))])
         },
@@ -267,44 +260,42 @@ pub const PARAMS: &[ParamSpec] = &[
         name: "firstlight.gpu-clocks",
         values: "by GPU: MHz, `lowest,highest` MHz, `default`, `keep`",
         default: "keep",
-        effect: "clocks that GPUs' processors are held to: `1980`, `345,1980`, `all:1500;1:default`",
+        effect: "locked graphics clocks: `1980`, `345,1980`, `all:1500;1:default`",
         set: |params, value| per_gpu(&mut params.settings.clocks, value),
     },
     ParamSpec {
         name: "firstlight.gpu-compute-mode",
         values: "by GPU: `default`, `exclusive-process`, `prohibited`, `keep`",
         default: "keep",
-        effect: "who may compute on GPUs: any number of processes, one at a time, none",
+        effect: "compute mode: any number of processes may use the GPU, one at a time, none",
         set: |params, value| per_gpu(&mut params.settings.compute_mode, value),
     },
     ParamSpec {
         name: "firstlight.gpu-hotplug",
         values: "`on`, `off`",
         default: "off",
-        effect: "whether the first GPU may be plugged in after the boot: module loading then stays open until the \
-                 driver is loaded for it. GPUs of a driver that is loaded can be plugged in either way",
+        effect: "whether the first GPU may be hotplugged after the boot: module loading is then not locked until the driver is loaded for it. If the driver is loaded, GPUs can be hotplugged with either value",
         set: |params, value| choose(&mut params.gpu_hotplug, value, SWITCH),
     },
     ParamSpec {
         name: "firstlight.gpu-memory-clock",
         values: "by GPU: MHz, `lowest,highest` MHz, `default`, `keep`",
         default: "keep",
-        effect: "the clock that GPUs' memory is held to",
+        effect: "locked memory clock",
         set: |params, value| per_gpu(&mut params.settings.memory_clock, value),
     },
     ParamSpec {
         name: "firstlight.gpu-power-limit",
         values: "by GPU: watts, `default`, `keep`",
         default: "keep",
-        effect: "what GPUs may take from their supply: `500`, `0-3:500;4-7:600`",
+        effect: "power limit: `500`, `0-3:500;4-7:600`",
         set: |params, value| per_gpu(&mut params.settings.power_limit, value),
     },
     ParamSpec {
         name: "firstlight.gpu-ready",
         values: "`auto`, `yes`, `no`",
         default: "auto",
-        effect: "whether GPUs are set to accept work, without which nothing computes on them under confidential \
-                 computing: there, in any case, or not by this guest's boot (after an attestation, say)",
+        effect: "whether the boot sets the GPUs' ready state, without which they accept no work under confidential computing: only if they wait for it, always, or never (because it is set after an attestation, for example)",
         set: |params, value| {
             let all = [("auto", Ready::Auto), ("yes", Ready::Yes), ("no", Ready::No)];
             choose(&mut params.settings.ready, value, &all)
@@ -314,21 +305,21 @@ pub const PARAMS: &[ParamSpec] = &[
         name: "firstlight.gpu-settings-deadline",
         values: "a duration: `90s`, `1500ms`",
         default: "60s",
-        effect: "how long all settings of GPUs together may take; then the program that sets them is killed",
+        effect: "maximum time to apply all GPU settings; then the program that applies them is killed",
         set: |params, value| set_time(&mut params.settings_deadline, value),
     },
     ParamSpec {
         name: "firstlight.imex",
         values: "`on`, `off`",
         default: "off",
-        effect: "whether nvidia-imex runs, by which GPUs of several guests share memory",
+        effect: "whether nvidia-imex runs, which lets GPUs of several guests share memory",
         set: |params, value| choose(&mut params.daemons.imex, value, SWITCH),
     },
     ParamSpec {
         name: "firstlight.imex-channels",
         values: "a whole number, `0` to `1048575`",
         default: "1",
-        effect: "how many channels of IMEX get a node, beginning with channel 0, if the driver has as many",
+        effect: "number of IMEX channels that get a device node, from channel 0 on, if the driver has as many",
         set: |params, value| {
             let digits = value.bytes().all(|byte| byte.is_ascii_digit());
             match value.parse() {
@@ -342,9 +333,7 @@ pub const PARAMS: &[ParamSpec] = &[
         name: "firstlight.kernel-lockdown",
         values: "`none`, `integrity`, `confidentiality`",
         default: "integrity",
-        effect: "how far the kernel is closed even to root, where it can be, with `firstlight.lockdown`: no writing to it \
-                 by `/dev/mem`, PCI configuration space, BARs in sysfs, ports, MSRs, kexec or unsigned modules; \
-                 `confidentiality` also blocks reading its memory, by BPF, perf or tracing",
+        effect: "stage of kernel lockdown, if the kernel has it, with `firstlight.lockdown=on`: `integrity` blocks root from changing the kernel by `/dev/mem`, PCI configuration space, BARs in sysfs, ports, MSRs, kexec or unsigned modules; `confidentiality` also blocks reading kernel memory by BPF, perf or tracing",
         set: |params, value| {
             let all = ["none", "integrity", "confidentiality"];
             choose(&mut params.kernel_lockdown, value, &all.map(|word| (word, word)))
@@ -361,27 +350,21 @@ pub const PARAMS: &[ParamSpec] = &[
         name: "firstlight.log",
         values: "`emerg`, `alert`, `crit`, `err`, `warning`, `notice`, `info`, `debug`",
         default: "info",
-        effect: "up to which level lines of daemons, of `/dev/log`, and of the kernel's log are put on the console and \
-                 the log port. Of the kernel's own, except its GPU driver's, only warnings and worse are, unless this \
-                 is `debug`; what the kernel prints on the console by itself is not repeated there",
+        effect: "maximum level of log lines of daemons, `/dev/log` and the kernel log that are written to the console and the log port. Lines of the kernel itself, except the GPU driver's, are written from level warning on, unless this is `debug`; lines that the kernel prints on the console are not repeated there",
         set: |params, value| choose(&mut params.log, value, &LEVELS.map(|level| (level.as_str(), level))),
     },
     ParamSpec {
         name: "firstlight.mig",
         values: "by GPU: `off`, `on`, instances (`3g.71gb,4g.71gb`, `1g.18gb*7`, `1g.18gb+me`, `19*7`), `keep`",
         default: "keep",
-        effect: "how GPUs are divided: not, as they are, or into these instances by nvidia-smi's names or numbers, each \
-                 with one compute instance: `0:3g.71gb,4g.71gb;1:off`. A GPU that is not divided as asked is not given \
-                 to containers",
+        effect: "MIG layout: none, unchanged, or these instances by nvidia-smi's profile names or numbers, each with one compute instance: `0:3g.71gb,4g.71gb;1:off`. A GPU without the requested instances is not given to containers",
         set: |params, value| per_gpu(&mut params.settings.mig, value),
     },
     ParamSpec {
         name: "firstlight.mode",
         values: "`auto`, `cpu`, `gpu`, `gpu+fabric-nvl4`, `gpu+fabric-nvl5`, `service-vm-nvl4`, `service-vm-nvl5`",
         default: "auto",
-        effect: "what kind of guest this is: decided by what is on the PCI bus, or as said here. `gpu+fabric` manages \
-                 the NVLink fabric for itself, a service VM for other guests; NVLink 4 and before has NVSwitches on \
-                 the bus, NVLink 5 management bridges",
+        effect: "mode of the guest; `auto`: decided by the functions on the PCI bus. `gpu+fabric` manages the NVLink fabric for itself, a service VM for other guests; up to NVLink 4 the NVSwitches are PCI functions, NVLink 5 has management bridges",
         set: |params, value| {
             let kits = GUEST_MODES.iter().map(|guest_mode| (guest_mode.name, ModeChoice::Chosen(guest_mode)));
             let choices: Vec<_> = kits.chain([("auto", ModeChoice::Auto)]).collect();
@@ -392,7 +375,7 @@ pub const PARAMS: &[ParamSpec] = &[
         name: "firstlight.on-failure",
         values: "`poweroff`, `reboot`, `hold`, `debug`",
         default: "poweroff",
-        effect: "what happens when a required unit fails; `hold` keeps the VM, `debug` also opens `/bin/sh` on the \
+        effect: "reaction to the failure of a required unit; `hold` keeps the VM, `debug` also opens `/bin/sh` on the \
                  console if the image has one",
         set: |params, value| {
             let all = [OnFailure::PowerOff, OnFailure::Reboot, OnFailure::Hold, OnFailure::Debug];
@@ -403,8 +386,7 @@ pub const PARAMS: &[ParamSpec] = &[
         name: "firstlight.on-unsupported-topology",
         values: "`degrade`, `fail`",
         default: "degrade",
-        effect: "what happens when the devices on the PCI bus are not a supported topology, or not the one that \
-                 `firstlight.mode` requests: use what can be used, or apply the failure policy",
+        effect: "reaction to devices on the PCI bus that are not a supported topology, or not the one that `firstlight.mode` requests: use the devices that can be used, or apply the failure policy",
         set: |params, value| {
             let all = [OnUnsupportedTopology::Degrade, OnUnsupportedTopology::Fail];
             choose(&mut params.on_unsupported_topology, value, &all.map(|choice| (choice.word(), choice)))
@@ -421,16 +403,14 @@ pub const PARAMS: &[ParamSpec] = &[
         name: "firstlight.root",
         values: "`ro`, `rw`",
         default: "ro",
-        effect: "whether the root file system can be written to when the guest has booted; `/run`, `/tmp` and, where the \
-                 image has them, `/var/log`, `/var/cache` and `/var/tmp` always can",
+        effect: "whether the root file system is writable after the boot; `/run`, `/tmp` and, if the image has them, `/var/log`, `/var/cache` and `/var/tmp` always are",
         set: |params, value| choose(&mut params.root_writable, value, &[("rw", true), ("ro", false)]),
     },
     ParamSpec {
         name: "firstlight.shutdown-deadline",
         values: "a duration: `90s`, `1500ms`",
         default: "30s",
-        effect: "how long the whole shutdown may take; what exceeds its share of that is reported and abandoned, and \
-                 the VM powers off",
+        effect: "maximum duration of the shutdown; a stage that exceeds its share is reported and abandoned, and the VM powers off",
         set: |params, value| {
             duration(value).is_some_and(|time| {
                 params.shutdown_deadline = time;
@@ -515,11 +495,11 @@ impl Params {
 
     fn take(&mut self, key: &str, value: Option<&str>) {
         let text = match PARAMS.iter().find(|spec| same(spec.name, key)) {
-            None => format!("there is no such parameter{}; it is ignored", suggestion(key)),
+            None => format!("unknown parameter{}; ignored", suggestion(key)),
             Some(spec) if (spec.set)(self, value.unwrap_or_default()) => return,
             Some(spec) => {
                 let given = value.map_or_else(|| "no value".to_owned(), |value| format!("{value:?}"));
-                format!("takes {}, not {given}; {} is used", spec.values.replace('`', ""), spec.default)
+                format!("must be {}, not {given}; {} is used", spec.values.replace('`', ""), spec.default)
             }
         };
         self.complaints.push(Complaint { param: key.to_owned(), text });
@@ -534,7 +514,10 @@ impl Params {
             }
             (Some(spec), None) => {
                 let given = value.map_or_else(|| "no value".to_owned(), |value| format!("{value:?}"));
-                format!("takes a duration: 90s, 1500ms; not {given}; {:?} is used", spec.deadline.unwrap_or_default())
+                format!(
+                    "must be a duration (90s, 1500ms), not {given}; {:?} is used",
+                    spec.deadline.unwrap_or_default()
+                )
             }
             (None, _) => {
                 let units: Vec<&str> =
@@ -600,7 +583,7 @@ pub fn print() -> String {
     let _ = writeln!(
         text,
         "| `{}` | `root_hash=..,salt=..,data_blocks=N,data_block_size=4096,hash_block_size=4096` | | the disk with the \
-         serial number `{}` is checked by dm-verity as this says and mounted at `{}/NAME`; NAME is 1 to {} of `a-z`, \
+         serial number `{}` is verified by dm-verity with these parameters and mounted at `{}/NAME`; NAME is 1 to {} of `a-z`, \
          `0-9`, `-` and `_` |",
         extension::parameter("NAME"),
         extension::serial("NAME"),
@@ -609,15 +592,15 @@ pub fn print() -> String {
     );
     let _ = writeln!(
         text,
-        "| `MODULE.NAME` | any | | handed to `MODULE` as `NAME` when PID 1 loads it, behind what the image's `modprobe.d` says, so that it wins |"
+        "| `MODULE.NAME` | any | | passed to `MODULE` as `NAME` when PID 1 loads it, after the options of the image's `modprobe.d`, which it overrides |"
     );
     let _ = writeln!(
         text,
-        "| `modprobe.blacklist` | names, with commas | | modules that PID 1 does not load because a device is there or an alias is asked for |"
+        "| `modprobe.blacklist` | names, with commas | | modules that PID 1 does not load for a device or an alias |"
     );
     let _ = writeln!(
         text,
-        "| `module_blacklist` | names, with commas | | modules that the kernel refuses; PID 1 leaves them out and says so |"
+        "| `module_blacklist` | names, with commas | | modules that the kernel rejects; PID 1 skips and reports them |"
     );
     text
 }
@@ -689,7 +672,7 @@ mod tests {
             [(UnitId::NvidiaModules, Duration::from_secs(5)), (UnitId::LaterMounts, Duration::from_millis(1500))];
         assert_eq!(params.deadlines, expected);
         let texts: Vec<&str> = params.complaints.iter().map(|complaint| complaint.text.as_str()).collect();
-        assert_eq!(texts[0], "takes a duration: 90s, 1500ms; not \"soon\"; 60s is used");
+        assert_eq!(texts[0], "must be a duration (90s, 1500ms), not \"soon\"; 60s is used");
         assert!(texts[1].starts_with("no unit of that name has a deadline; those that have one: mounts, cmdline"));
         assert!(texts[2].contains("not no value; 60s is used"), "{}", texts[2]);
     }
@@ -698,10 +681,10 @@ mod tests {
     fn unknown_names_and_invalid_values_are_reported_with_a_suggestion() {
         let params = params("firstlight.atach=serial firstlight.attach=now firstlight.zzzzzzzzzzzz firstlight.mode");
         let texts: Vec<&str> = params.complaints.iter().map(|complaint| complaint.text.as_str()).collect();
-        assert_eq!(texts[0], "there is no such parameter; did you mean firstlight.attach?; it is ignored");
-        assert_eq!(texts[1], "takes parallel, serial, auto, not \"now\"; auto is used");
-        assert_eq!(texts[2], "there is no such parameter; it is ignored");
-        assert!(texts[3].starts_with("takes auto, cpu, gpu, gpu+fabric-nvl4"), "{}", texts[3]);
+        assert_eq!(texts[0], "unknown parameter; did you mean firstlight.attach?; ignored");
+        assert_eq!(texts[1], "must be parallel, serial, auto, not \"now\"; auto is used");
+        assert_eq!(texts[2], "unknown parameter; ignored");
+        assert!(texts[3].starts_with("must be auto, cpu, gpu, gpu+fabric-nvl4"), "{}", texts[3]);
         assert!(texts[3].ends_with("service-vm-nvl5, not no value; auto is used"), "{}", texts[3]);
         assert_eq!(params.attach, Policy::Auto);
     }
@@ -735,8 +718,8 @@ mod tests {
         assert_eq!((params.settings.ready, params.settings_deadline), (Ready::No, Duration::from_secs(5)));
         let params = self::params("firstlight.gpu-power-limit=500W firstlight.mig=9x");
         let texts: Vec<&str> = params.complaints.iter().map(|complaint| complaint.text.as_str()).collect();
-        assert_eq!(texts[0], "takes by GPU: watts, default, keep, not \"500W\"; keep is used");
-        assert!(texts[1].starts_with("takes by GPU: off, on, instances (3g.71gb,4g.71gb, "), "{}", texts[1]);
+        assert_eq!(texts[0], "must be by GPU: watts, default, keep, not \"500W\"; keep is used");
+        assert!(texts[1].starts_with("must be by GPU: off, on, instances (3g.71gb,4g.71gb, "), "{}", texts[1]);
         assert_eq!(params.settings, RequestedSettings::default());
     }
 

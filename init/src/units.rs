@@ -48,7 +48,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         after: After::These(&[]),
         deadline: seconds(5),
         severity: Degraded,
-        about: "takes the firstlight.* kernel parameters; fails if one is unknown or has a bad value",
+        about: "parses the firstlight.* kernel parameters; fails if one is unknown or invalid",
         hint: "is /proc mounted?",
     },
     UnitSpec {
@@ -58,7 +58,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         after: After::These(&[]),
         deadline: seconds(30),
         severity: Degraded,
-        about: "loads the virtio transport of vsock, by which the host reaches the agent, unless it is built in",
+        about: "loads the virtio transport of vsock, over which the host connects to the agent, unless it is built in",
         hint: "look for virtio in the kernel log: the host's vsock device may not answer",
     },
     UnitSpec {
@@ -69,8 +69,8 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         // The driver takes seconds to initialise a ConnectX, and a guest may have a dozen.
         deadline: seconds(120),
         severity: Optional,
-        about: "loads file systems, virtio drivers and parts of the packet filter, those of them that the image has as modules, and the drivers of the devices on the bus but for GPUs",
-        hint: "the last lines of the kernel log say which module hangs in its start",
+        about: "loads modules of file systems, virtio and the packet filter that the image has, and the drivers of all devices on the bus except GPUs",
+        hint: "the last lines of the kernel log name the module that hangs in its init function",
     },
     UnitSpec {
         id: UnitId::Agent,
@@ -79,8 +79,8 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         after: After::These(&[UnitId::CommandLine, UnitId::Vsock]),
         deadline: seconds(60),
         severity: Required,
-        about: "starts the agent; ready when it listens. It waits for no GPU",
-        hint: "the agent did not say that it listens: its own lines are above; agent.log=debug has more",
+        about: "starts the agent; ready when it listens. Does not wait for GPUs",
+        hint: "the agent did not report that it listens: its log lines are above; agent.log=debug logs more",
     },
     UnitSpec {
         id: UnitId::Extensions,
@@ -92,7 +92,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         deadline: seconds(30),
         // A guest must not run without a requested extension.
         severity: Required,
-        about: "mounts the disks that kata.extension.NAME.verity_params names, checked by dm-verity, at \
+        about: "mounts the disks of kata.extension.NAME.verity_params, verified by dm-verity, at \
                 /run/kata-extensions/NAME",
         hint: "a disk does not answer: the host's storage",
     },
@@ -104,8 +104,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         after: After::These(&[UnitId::CommandLine, UnitId::ContainerModules, UnitId::Extensions]),
         deadline: seconds(10),
         severity: Required,
-        about: "refuses a disk that says it is an extension, by the serial number extension-NAME, and that the kernel \
-                command line does not name",
+        about: "fails if a disk has the serial number extension-NAME and the kernel command line does not request the extension",
         hint: "a read of a disk's serial number hangs: the host's storage",
     },
     UnitSpec {
@@ -125,7 +124,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         after: After::These(&[UnitId::CommandLine]),
         deadline: seconds(5),
         severity: Degraded,
-        about: "decides what kind of guest this is, by rules over the scan or firstlight.mode",
+        about: "decides the guest mode by rules over the scan, or by firstlight.mode",
         hint: "this unit only computes: the guest has no processor time",
     },
     UnitSpec {
@@ -136,8 +135,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         after: After::These(&[UnitId::ContainerModules]),
         deadline: seconds(30),
         severity: Degraded,
-        about: "in a service VM, mounts the disk with the serial number firstlight-state at /var/lib/firstlight; memory where \
-                there is none",
+        about: "in a service VM, mounts the disk with the serial number firstlight-state at /var/lib/firstlight, or a tmpfs without one",
         hint: "the disk does not answer: look in the kernel log, and at the host's file behind it",
     },
     UnitSpec {
@@ -151,7 +149,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         deadline: seconds(120),
         severity: Degraded,
         about: "loads nvidia and nvidia-uvm",
-        hint: "the driver hangs in its start: NVRM lines in the kernel log, the host's vfio log",
+        hint: "the driver hangs in its init function: NVRM lines in the kernel log, the host's vfio log",
     },
     UnitSpec {
         id: UnitId::Nodes,
@@ -160,7 +158,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         after: After::These(&[]),
         deadline: seconds(10),
         severity: Degraded,
-        about: "makes the driver's device nodes",
+        about: "creates the driver's device nodes",
         hint: "the driver does not answer reads of /proc/driver/nvidia",
     },
     UnitSpec {
@@ -182,8 +180,8 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         // The supervisor applies firstlight.gpu-settings-deadline to the run.
         deadline: None,
         severity: Degraded,
-        about: "sets what firstlight.mig and firstlight.gpu-* ask for; a GPU of which something is asked is ready after it",
-        hint: "the GPU and the step that had begun are in the detail; firstlight-gpu-settings check shows what it takes",
+        about: "applies firstlight.mig and firstlight.gpu-*; a GPU with requested settings is ready afterwards",
+        hint: "the detail has the GPU and the step in progress; firstlight-gpu-settings check prints the supported settings",
     },
     UnitSpec {
         id: UnitId::Cdi,
@@ -232,8 +230,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         after: After::These(&[UnitId::Agent]),
         deadline: seconds(10),
         severity: Optional,
-        about: "mounts securityfs, bpf, mqueue and hugetlbfs where the kernel has them, and scratch space where the image \
-                has directories for it",
+        about: "mounts securityfs, bpf, mqueue and hugetlbfs if the kernel has them, and writable tmpfs on those directories that the image has",
         hint: "look in the kernel log for the file system that hangs",
     },
     UnitSpec {
@@ -244,7 +241,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         after: After::These(&[UnitId::CommandLine, UnitId::Agent, UnitId::LaterMounts]),
         deadline: seconds(5),
         severity: Degraded,
-        about: "makes the root file system read-only; firstlight.root",
+        about: "remounts the root file system read-only; firstlight.root",
         hint: "a change of the root's mount hangs: look in the kernel log",
     },
     UnitSpec {
@@ -274,7 +271,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         after: After::These(&[UnitId::CommandLine, UnitId::Agent]),
         deadline: seconds(5),
         severity: Degraded,
-        about: "makes /dev/log, to which daemons write by syslog(3)",
+        about: "creates /dev/log, to which daemons write by syslog(3)",
         hint: "PID 1's main loop is blocked: look in the kernel log",
     },
     daemon(DaemonId::Persistenced),
@@ -291,7 +288,7 @@ pub const PLAN: &[UnitSpec<UnitId>] = &[
         after: After::AllOthers,
         deadline: seconds(5),
         severity: Degraded,
-        about: "says that everything else has ended",
+        about: "reports that all other units have ended",
         hint: "the guest has no processor time",
     },
 ];

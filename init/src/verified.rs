@@ -16,8 +16,7 @@ use crate::clock::now_us;
 const CONTROL: &str = "/dev/mapper/control";
 
 /// Hint for input/output errors of a verified device.
-const NOT_THE_SAME: &str =
-    "; a block of the disk is not what its root hash says: the image is damaged, or was built with another hash";
+const NOT_THE_SAME: &str = "; a block of the disk does not match the root hash: the disk is damaged, or the root hash is that of another image";
 
 /// Why a verified device could not be created.
 #[derive(Debug, thiserror::Error)]

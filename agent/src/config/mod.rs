@@ -112,7 +112,7 @@ impl Config {
         if !set(self, value) {
             let given = value.map_or_else(|| "no value".to_owned(), |value| format!("{value:?}"));
             let values = parameter.values.replace('`', "");
-            self.warnings.push(format!("{source} takes {values}, not {given}; ignored"));
+            self.warnings.push(format!("{source} must be {values}, not {given}; ignored"));
         }
     }
 }

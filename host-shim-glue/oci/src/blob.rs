@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use firstlight_image::digest::Hashing;
+use firstlight_image::digest::{self, Hashing};
 use oci_spec::image::Descriptor;
 
 use crate::OciError;
@@ -33,12 +33,18 @@ pub(crate) fn open(layout: &Path, descriptor: &Descriptor) -> Result<File, OciEr
     }
     let mut hashing = Hashing::new(&mut file);
     io::copy(&mut hashing, &mut io::sink()).map_err(OciError::file(&path))?;
-    let actual = format!("sha256:{}", hashing.finish().0);
-    if actual != digest {
-        return Err(OciError::Blob { digest, reason: format!("digest mismatch: content is {actual}") });
-    }
+    compare(descriptor, hashing.finish().0)?;
     io::Seek::rewind(&mut file).map_err(OciError::file(&path))?;
     Ok(file)
+}
+
+/// Compares the SHA-256 of bytes that were read with a descriptor.
+pub(crate) fn compare(descriptor: &Descriptor, sha256: String) -> Result<(), OciError> {
+    let (digest, actual) = (descriptor.digest().to_string(), format!("sha256:{sha256}"));
+    if actual == digest {
+        return Ok(());
+    }
+    Err(OciError::Blob { digest, reason: format!("digest mismatch: content is {actual}") })
 }
 
 /// Reads and verifies a JSON blob.
@@ -50,5 +56,7 @@ pub(crate) fn document(layout: &Path, descriptor: &Descriptor) -> Result<(PathBu
     }
     let mut bytes = Vec::new();
     open(layout, descriptor)?.read_to_end(&mut bytes).map_err(OciError::file(&path))?;
+    // Again, because the file may have changed since it was opened.
+    compare(descriptor, digest::of_bytes(&bytes))?;
     Ok((path, bytes))
 }

@@ -1,7 +1,8 @@
 //! Creating a one-layer image, for tests and examples.
 
-use std::fs;
-use std::io::Read;
+use std::fs::{self, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use firstlight_image::digest;
@@ -98,7 +99,8 @@ impl NewImage {
         builder.into_inner().map_err(OciError::file("layer"))
     }
 
-    /// Writes the image as a layout to `dir`, which is created if missing.
+    /// Writes the image as a layout to `dir`, which is created if missing. Files of an existing layout are replaced
+    /// atomically: readers see the old or the new content.
     ///
     /// # Errors
     /// A file cannot be read or written.
@@ -107,8 +109,7 @@ impl NewImage {
         fs::create_dir_all(&blobs).map_err(OciError::file(&blobs))?;
         let put = |bytes: &[u8], media_type: &str| -> Result<Value, OciError> {
             let hex = digest::of_bytes(bytes);
-            let path = blobs.join(&hex);
-            fs::write(&path, bytes).map_err(OciError::file(&path))?;
+            replace(&blobs, &hex, bytes)?;
             Ok(json!({ "mediaType": media_type, "digest": format!("sha256:{hex}"), "size": bytes.len() }))
         };
         let layer = put(&self.layer()?, "application/vnd.oci.image.layer.v1.tar")?;
@@ -131,9 +132,21 @@ impl NewImage {
         for (name, text) in
             [("index.json", index.to_string()), ("oci-layout", r#"{"imageLayoutVersion":"1.0.0"}"#.into())]
         {
-            let path = dir.join(name);
-            fs::write(&path, text).map_err(OciError::file(&path))?;
+            replace(dir, name, text.as_bytes())?;
         }
         Ok(())
     }
+}
+
+/// Writes a file under a temporary name and renames it.
+fn replace(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), OciError> {
+    let path = dir.join(name);
+    let write = || -> io::Result<()> {
+        let mut file =
+            tempfile::Builder::new().prefix(".new-").permissions(Permissions::from_mode(0o644)).tempfile_in(dir)?;
+        file.write_all(bytes)?;
+        file.persist(&path)?;
+        Ok(())
+    };
+    write().map_err(OciError::file(&path))
 }

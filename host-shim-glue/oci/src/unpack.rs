@@ -7,7 +7,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use flate2::read::MultiGzDecoder;
+use firstlight_image::digest::Hashing;
+use flate2::bufread::MultiGzDecoder;
 use oci_spec::image::{Descriptor, MediaType};
 use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, Uid, chmodat, chownat, fchmod, fchown, linkat, makedev, mkdirat, mknodat,
@@ -16,8 +17,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use tar::{Archive, Entry, EntryType};
 
-use crate::OciError;
 use crate::tree::{Tree, clear, remove, split};
+use crate::{OciError, blob};
 
 /// Prefix of a whiteout: the entry with the rest of the name is removed.
 const WHITEOUT: &[u8] = b".wh.";
@@ -25,18 +26,29 @@ const WHITEOUT: &[u8] = b".wh.";
 /// Name of an opaque whiteout: all entries of its directory are removed.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
+/// Unpacks the blob `file`, and compares the bytes that were unpacked with its descriptor: the file
+/// may change after [`blob::open`] verified it.
 pub(crate) fn unpack_layer(file: File, descriptor: &Descriptor, target: &Path) -> Result<(), OciError> {
+    let mut hashing = Hashing::new(file);
+    unpack_from(&mut hashing, descriptor, target)?;
+    // Trailing bytes that unpacking did not need.
+    io::copy(&mut hashing, &mut io::sink()).map_err(OciError::file(descriptor.digest().to_string()))?;
+    blob::compare(descriptor, hashing.finish().0)
+}
+
+fn unpack_from(file: impl Read, descriptor: &Descriptor, target: &Path) -> Result<(), OciError> {
     let digest = descriptor.digest().to_string();
     let wrong =
         |entry: &str, reason: String| OciError::Entry { digest: digest.clone(), entry: entry.to_owned(), reason };
-    let zstd = |file| zstd::Decoder::new(file).map_err(|error| wrong("", error.to_string()));
+    let file = io::BufReader::new(file);
+    let zstd = |file| zstd::Decoder::with_buffer(file).map_err(|error| wrong("", error.to_string()));
     let reader: Box<dyn Read> = match descriptor.media_type() {
-        MediaType::ImageLayer | MediaType::ImageLayerNonDistributable => Box::new(io::BufReader::new(file)),
+        MediaType::ImageLayer | MediaType::ImageLayerNonDistributable => Box::new(file),
         MediaType::ImageLayerGzip | MediaType::ImageLayerNonDistributableGzip => Box::new(MultiGzDecoder::new(file)),
         MediaType::ImageLayerZstd | MediaType::ImageLayerNonDistributableZstd => Box::new(zstd(file)?),
         // Docker's media types: vnd.docker.image.rootfs.diff.tar.gzip.
         other => match other.to_string().rsplit_once(".diff.").map(|(_, packing)| packing) {
-            Some("tar") => Box::new(io::BufReader::new(file)),
+            Some("tar") => Box::new(file),
             Some("tar.gzip") => Box::new(MultiGzDecoder::new(file)),
             Some("tar.zstd") => Box::new(zstd(file)?),
             _ => {
@@ -165,4 +177,47 @@ fn set_owner<R: Read>(dir: &OwnedFd, name: &OsStr, entry: &Entry<'_, R>) -> io::
         chownat(dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::File as NewFile;
+    use crate::NewImage;
+    use oci_spec::image::{DescriptorBuilder, Sha256Digest};
+    use std::str::FromStr;
+
+    #[test]
+    fn layer_that_changed_after_its_verification_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = vec![NewFile::Text { path: "a".into(), text: "b".into() }];
+        NewImage { files, env: Vec::new(), command: Vec::new() }.write(dir.path()).unwrap();
+        let digest = |name: &str| {
+            DescriptorBuilder::default()
+                .media_type(MediaType::ImageLayer)
+                .digest(Sha256Digest::from_str(name).unwrap())
+                .size(1u64)
+                .build()
+                .unwrap()
+        };
+        let layers: Vec<_> =
+            std::fs::read_dir(dir.path().join("blobs/sha256")).unwrap().map(|it| it.unwrap()).collect();
+        let layer = layers.iter().max_by_key(|entry| entry.metadata().unwrap().len()).unwrap();
+        let name = layer.file_name().into_string().unwrap();
+        let target = |name: &str| {
+            let path = dir.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            path
+        };
+        let open = || File::open(layer.path()).unwrap();
+        unpack_layer(open(), &digest(&name), &target("good")).unwrap();
+        let error = unpack_layer(open(), &digest(&"0".repeat(64)), &target("other")).unwrap_err().to_string();
+        assert!(error.contains("digest mismatch") && error.contains(&name), "{error}");
+        // The end is missing, as in a file that is being rewritten: tar itself accepts it.
+        let part = dir.path().join("part");
+        std::fs::write(&part, &std::fs::read(layer.path()).unwrap()[..1024]).unwrap();
+        let error = unpack_layer(File::open(part).unwrap(), &digest(&name), &target("cut")).unwrap_err();
+        assert!(error.to_string().contains("digest mismatch"), "{error}");
+        assert_eq!(std::fs::read_to_string(dir.path().join("cut/a")).unwrap(), "b", "the entries before the end");
+    }
 }

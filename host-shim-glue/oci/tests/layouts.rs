@@ -34,6 +34,25 @@ fn created_image_opens_and_unpacks() {
 }
 
 #[test]
+fn rewritten_layout_does_not_change_files_that_are_being_read() {
+    use std::os::unix::fs::MetadataExt;
+    let layout = tempfile::tempdir().unwrap();
+    image().write(layout.path()).unwrap();
+    let inodes = || {
+        let blobs = fs::read_dir(layout.path().join("blobs/sha256")).unwrap().map(|entry| entry.unwrap().path());
+        let mut paths: Vec<_> = blobs.chain([layout.path().join("index.json")]).collect();
+        paths.sort();
+        paths.into_iter().map(|path| fs::metadata(&path).map(|it| (path, it.ino())).unwrap()).collect::<Vec<_>>()
+    };
+    let before = inodes();
+    image().write(layout.path()).unwrap();
+    for (old, new) in before.iter().zip(inodes()) {
+        assert!(old.0 == new.0 && old.1 != new.1, "{old:?} {new:?}");
+    }
+    assert_eq!(before.len(), 4, "no temporary file remains");
+}
+
+#[test]
 fn equal_input_gives_equal_bytes() {
     let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     image().write(a.path()).unwrap();

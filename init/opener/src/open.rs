@@ -47,7 +47,7 @@ pub enum Error {
     Module(String),
     /// A disk did not appear before the timeout.
     #[error(
-        "{device} did not come in {seconds} s; block devices are: {there}; is the disk attached, and its driver in this image?"
+        "{device} did not appear within {seconds} s; block devices are: {there}; is the disk attached, and its driver in this image?"
     )]
     NoDevice {
         /// The device.

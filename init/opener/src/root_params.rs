@@ -83,7 +83,7 @@ impl Mapping {
             return Err(wrong("its table is one verity target from sector 0 on"));
         }
         let sectors = length.parse().ok().filter(|sectors| *sectors > 0);
-        let sectors = sectors.ok_or_else(|| wrong("its length is no number of sectors"))?;
+        let sectors = sectors.ok_or_else(|| wrong("its length is not a number of sectors"))?;
         let [_version, data, hashes, _, _, _, _, _, root_hash, _salt, ..] = parameters else {
             return Err(wrong("a verity target has ten parameters"));
         };

@@ -112,6 +112,6 @@ mod tests {
         let text = mount_requested(&with).unwrap_err();
         assert!(text.starts_with("extension gpu: its kernel parameter has no value"), "{text}");
         assert!(text.contains("virtio_mmio.ko") && text.contains("dm-verity.ko") && !text.contains("other"), "{text}");
-        assert!(no_unrequested_disk(&with).is_err(), "what was refused is not asked for");
+        assert!(no_unrequested_disk(&with).is_err(), "a rejected extension is not requested");
     }
 }

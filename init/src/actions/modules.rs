@@ -131,7 +131,8 @@ fn load_vsock(inputs: &Inputs) -> Result<String, String> {
         return Ok(outcome.detail());
     }
     let missing = outcome.errors.pop().map(|error| error.to_string());
-    Err(missing.unwrap_or_else(|| "the modules are loaded but the virtio driver of vsock is not there".to_owned()))
+    Err(missing
+        .unwrap_or_else(|| "the modules are loaded, but the virtio transport of vsock is not registered".to_owned()))
 }
 
 pub(super) fn container_modules(inputs: &Inputs) -> Report {

@@ -48,7 +48,7 @@ fn unknown_parameter_fails_unit_and_others_apply() {
     write(&dir, "proc/cmdline", "quiet firstlight.mod=gpu firstlight.on-failure=hold\n");
     let (end, product) = run(UnitId::CommandLine, &inputs(&dir));
     let End::Failed(text) = end else { panic!("{end:?}") };
-    assert!(text.contains("firstlight.mod: there is no such parameter; did you mean firstlight.mode?"), "{text}");
+    assert!(text.contains("firstlight.mod: unknown parameter; did you mean firstlight.mode?"), "{text}");
     let Product::CommandLine(line, params) = product else { panic!() };
     assert!(line.starts_with("quiet"));
     assert_eq!(params.on_failure, crate::params::OnFailure::Hold);

@@ -227,7 +227,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
         severity: Severity::Optional,
         service: None,
         about: "keeps GPUs initialised, as PID 1's own descriptors do; for programs that use its socket",
-        hint: "leave firstlight.persistenced off: PID 1 keeps attached GPUs initialised without it",
+        hint: "boot without firstlight.persistenced: PID 1 keeps attached GPUs initialised without it",
     },
     DaemonSpec {
         name: DaemonId::Nvlsm.name(),
@@ -335,7 +335,7 @@ pub const DAEMONS: &[DaemonSpec] = &[
         // Without it no partition can be activated, but active ones stay: no reason to power off.
         severity: Severity::Degraded,
         service: None,
-        about: "the only endpoint to the fabric of a service VM: activates partitions, and remembers whose they are (fmctl)",
+        about: "the only endpoint to the fabric of a service VM: activates partitions and records their owners (fmctl)",
         hint: "see its log lines and its journal in /var/lib/firstlight; libnvfm.so.1 must be in the image",
     },
     DaemonSpec {

@@ -39,7 +39,7 @@ const HASHES: u32 = 2;
 pub enum Error {
     /// Its disk did not appear.
     #[error(
-        "extension {name}: no disk with the serial number {serial} came in {seconds} s; disks are: {there}; have the \
+        "extension {name}: no disk with the serial number {serial} appeared within {seconds} s; disks are: {there}; have the \
          host plug it in before the guest starts (virtio-blk), or leave its kernel parameter out"
     )]
     NoDisk {
@@ -86,7 +86,7 @@ pub enum Error {
         source: verified::Error,
     },
     /// The dm-verity device has no device node.
-    #[error("extension {name}: {device} did not come after dm-verity was set up; is /dev a devtmpfs?")]
+    #[error("extension {name}: {device} did not appear after dm-verity was set up; is /dev a devtmpfs?")]
     NoDevice {
         /// The extension.
         name: String,
@@ -134,7 +134,7 @@ pub enum Error {
 fn mount_hint(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::ENODEV) => "; the kernel has no EROFS: add the module erofs to the image",
-        Some(libc::EINVAL) => "; what is in the first partition is no EROFS, or packed in a way that this kernel lacks",
+        Some(libc::EINVAL) => "; the first partition is not EROFS, or uses a compression that this kernel lacks",
         _ => verified::hint(source),
     }
 }
@@ -249,7 +249,9 @@ mod tests {
         let find = |root: &Root| find(root, "gpu", &uevents, 0).map_err(|error| error.to_string());
         let (_directory, root) = guest(&[("vda/serial", "x")]);
         let text = find(&root).unwrap_err();
-        for words in ["extension gpu", "serial number extension-gpu came in 10 s", "disks are: vda;", "plug it in"] {
+        for words in
+            ["extension gpu", "serial number extension-gpu appeared within 10 s", "disks are: vda;", "plug it in"]
+        {
             assert!(text.contains(words), "{words}: {text}");
         }
         let (_directory, root) = guest(&[("vdb/serial", "extension-gpu"), ("vdc/serial", "extension-gpu2")]);
@@ -299,6 +301,6 @@ mod tests {
     fn mount_errors_have_hints() {
         let hint = |errno| mount_hint(&io::Error::from_raw_os_error(errno));
         assert!(hint(libc::EIO).contains("root hash") && hint(libc::ENODEV).contains("erofs"));
-        assert!(hint(libc::EINVAL).contains("no EROFS") && hint(libc::EPERM).is_empty());
+        assert!(hint(libc::EINVAL).contains("not EROFS") && hint(libc::EPERM).is_empty());
     }
 }

@@ -83,7 +83,7 @@ fn parse(text: &str) -> Result<Option<Capability>, String> {
     let number = |name: &str| match field(text, name).map(|value| (value, value.parse::<u32>())) {
         None => Err(format!("it has no line '{name}'")),
         Some((_, Ok(value))) => Ok(value),
-        Some((value, Err(_))) => Err(format!("its {name} is {value:?}, which is no number")),
+        Some((value, Err(_))) => Err(format!("its {name} is {value:?}, which is not a number")),
     };
     let (minor, mode, modify) = (number("DeviceFileMinor")?, number("DeviceFileMode")?, number("DeviceFileModify")?);
     if minor > MAX_MINOR {

@@ -37,7 +37,7 @@ fn count(maker: &Maker<'_, impl MakeNode>) -> Result<u32, NodesError> {
         let name = entry.file_name();
         name.to_str().is_none_or(|name| name.parse::<Address>().is_err())
     }) {
-        return Err(NodesError::Driver { path: entry.path(), reason: "its name is no PCI address".to_owned() });
+        return Err(NodesError::Driver { path: entry.path(), reason: "its name is not a PCI address".to_owned() });
     }
     u32::try_from(entries.len()).ok().filter(|count| *count <= CONTROL_MINOR).ok_or_else(|| NodesError::Driver {
         path: dir,
@@ -72,7 +72,7 @@ fn imex(maker: &mut Maker<'_, impl MakeNode>, channels: u32, mode: u32) -> Resul
         None => CHANNELS,
         Some(value) => value.parse().map_err(|_| NodesError::Driver {
             path,
-            reason: format!("its ImexChannelCount is {value:?}, which is no number"),
+            reason: format!("its ImexChannelCount is {value:?}, which is not a number"),
         })?,
     };
     for channel in 0..channels.min(there) {
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn switch_errors_are_reported() {
         for (file, text, part) in [
-            ("nvidia-nvswitch/devices/..x/information", "", "devices/..x: its name is no PCI address"),
+            ("nvidia-nvswitch/devices/..x/information", "", "devices/..x: its name is not a PCI address"),
             ("nvidia-nvswitch/permissions", "DeviceFileMode: rw\n", "nvidia-nvswitch/permissions: its DeviceFileMode"),
         ] {
             let (_directory, root) = guest(&[("nvidia-nvswitch/devices/0000:05:00.0/information", ""), (file, text)]);

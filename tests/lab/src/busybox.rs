@@ -43,6 +43,9 @@ pub(crate) fn write_layout(busybox: &Path, dir: &Path) -> Result<(), BusyboxErro
 pub(crate) fn write_layout_with(busybox: &Path, more: Vec<File>, dir: &Path) -> Result<(), BusyboxError> {
     let list = || BusyboxError::List(busybox.display().to_string());
     let output = Command::new(busybox).arg("--list").output().map_err(|_| list())?;
+    if !output.status.success() {
+        return Err(list());
+    }
     let applets = String::from_utf8(output.stdout).map_err(|_| list())?;
     let mut files: Vec<File> =
         DIRECTORIES.iter().map(|(path, mode)| File::Directory { path: (*path).into(), mode: *mode }).collect();

@@ -82,7 +82,9 @@ impl Gpus {
         let requested = context.guest.params().settings.mig.of(self.entries[gpu].row.index, pci).is_some();
         match undivided.filter(|_| requested) {
             Some(why) => {
-                let detail = format!("{pci}: not divided as firstlight.mig asks, and so not served: {why}");
+                let detail = format!(
+                    "{pci}: the MIG instances of firstlight.mig are missing, so the GPU is not given to containers: {why}"
+                );
                 self.fail(gpu, context.now, "mig", detail, &mut effects);
             }
             None => self.pending_ready.push(PendingReady { gpu, late: None }),

@@ -83,7 +83,11 @@ fn gpu_with_requested_settings_waits_for_them() {
     assert_eq!(effects, [Effect::ApplySettings(pci(1)), ended]);
     assert_eq!(fixture.gpus.waiting_for_settings(), [(0, pci(1))]);
     fixture.handle(|gpus, context| gpus.settings_applied(pci(1), Some("no reply".into()), context));
-    assert!(fixture.row(1).detail.ends_with("not divided as firstlight.mig asks, and so not served: no reply"));
+    assert!(
+        fixture.row(1).detail.ends_with(
+            "the MIG instances of firstlight.mig are missing, so the GPU is not given to containers: no reply"
+        )
+    );
     assert_eq!((fixture.row(1).phase, fixture.row(1).step.as_str()), (GpuPhase::Failed, "mig"));
 }
 

@@ -90,7 +90,7 @@ fn corrupted_extension_is_rejected_by_name() {
     for at in [verity.data_offset + 1024, verity.hash_offset + 7] {
         let disk = corrupted(&GPU, dir.path(), at);
         let console = rejected(vec![extension(&disk, "extension-gpu")], &[parameter()]);
-        for expected in ["extension gpu: cannot mount /dev/dm-0 (disk vda)", "not what its root hash says"] {
+        for expected in ["extension gpu: cannot mount /dev/dm-0 (disk vda)", "does not match the root hash"] {
             assert!(console.contains(expected), "byte {at}: {expected}: {console}");
         }
     }
@@ -130,13 +130,13 @@ fn extension_with_a_wrong_root_hash_is_rejected_by_name() {
     let parameter = parameter().replace(&hash, &format!("{other}{}", &hash[1..]));
     let console = rejected(vec![extension(&disk(), "extension-gpu")], &[parameter]);
     assert!(console.contains("extension gpu: cannot mount /dev/dm-0 (disk vda)"), "{console}");
-    assert!(console.contains("not what its root hash says"), "{console}");
+    assert!(console.contains("does not match the root hash"), "{console}");
 }
 
 #[test]
 fn extension_without_disk_or_without_parameters_is_rejected() {
     let console = rejected(Vec::new(), &[parameter()]);
-    let expected = "extension gpu: no disk with the serial number extension-gpu came in 10 s; disks are: none";
+    let expected = "extension gpu: no disk with the serial number extension-gpu appeared within 10 s; disks are: none";
     assert!(console.contains(expected), "{console}");
 
     let console = rejected(vec![extension(&disk(), "extension-gpu")], &[]);

@@ -90,7 +90,7 @@ fn agent_that_never_listens_fails_the_boot_at_its_deadline() {
         let failure = record.failure.as_ref().unwrap();
         assert_eq!((failure.unit.as_str(), failure.action.as_str()), ("agent", "poweroff"));
         assert!(failure.at_us <= agent.end_us.unwrap() + SILENCE_US * slowness(&record), "{failure:?}");
-        assert!(failure.detail.contains("the agent did not say that it listens"));
+        assert!(failure.detail.contains("the agent did not report that it listens"));
         let off = record.event("power-off").expect("the record has the power-off");
         assert!(off.at_us > failure.at_us);
     });

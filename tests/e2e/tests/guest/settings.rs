@@ -97,7 +97,7 @@ fn out_of_range_setting_and_missing_mig_profile_are_reported_with_valid_values()
     assert_eq!(gpu(&record, 1).phase, GpuPhase::Ready);
     let whole = gpu(&record, 0);
     assert_eq!((whole.phase, whole.step.as_str()), (GpuPhase::Failed, "mig"));
-    assert!(whole.detail.contains("not divided as firstlight.mig asks"), "{}", whole.detail);
+    assert!(whole.detail.contains("the MIG instances of firstlight.mig are missing"), "{}", whole.detail);
 }
 
 #[test]

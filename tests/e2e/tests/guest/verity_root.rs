@@ -68,7 +68,7 @@ fn corrupted_superblock_or_hash_tree_is_rejected() {
         let disk = corrupted(&image, dir.path(), at);
         let console = console_until_power_off(&scenario(&image, &disk));
         for expected in
-            ["firstlight-opener: cannot mount /dev/dm-0 as erofs", "not what its root hash says", "powering off"]
+            ["firstlight-opener: cannot mount /dev/dm-0 as erofs", "does not match the root hash", "powering off"]
         {
             assert!(console.contains(expected), "byte {at}: {expected}: {console}");
         }
@@ -112,12 +112,12 @@ fn wrong_root_hash_and_missing_disk_are_reported() {
         *parameter = parameter.replace(&hash, &format!("{other}{}", &hash[1..]));
     }
     let console = console_until_power_off(&scenario);
-    assert!(console.contains("not what its root hash says"), "{console}");
+    assert!(console.contains("does not match the root hash"), "{console}");
 
     scenario.guest.hardware.clear();
     let console = console_until_power_off(&scenario);
     assert!(
-        console.contains("firstlight-opener: /dev/vda1 did not come in 10 s; block devices are: none"),
+        console.contains("firstlight-opener: /dev/vda1 did not appear within 10 s; block devices are: none"),
         "{console}"
     );
 }

@@ -153,7 +153,7 @@ mod tests {
         let config = Config::of(&line, |name| Some(format!("/{name}")));
         assert_eq!(config.address, "/AGENT_ADDR");
         assert_eq!(config.control, Some("/FIRSTLIGHT_CONTROL".into()));
-        assert!(config.warnings[0].starts_with("KATA_AGENT_LOG_LEVEL takes"), "{:?}", config.warnings);
+        assert!(config.warnings[0].starts_with("KATA_AGENT_LOG_LEVEL must be"), "{:?}", config.warnings);
         let kata = |name: &str| (name == "KATA_AGENT_SERVER_ADDR").then(|| "unix:///k".to_owned());
         assert_eq!(Config::of(&line, kata).address, "unix:///k");
     }

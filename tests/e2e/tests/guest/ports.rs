@@ -52,7 +52,7 @@ fn log_port_and_debug_console_work_and_a_shell_ends_with_its_connection() {
         listens(vm).await;
         let mut lines = BufReader::new(vm.connect(LOG, TIMEOUT).await.unwrap()).lines();
         // Lines logged before the client connected are delivered too, in order, among lines of other sources.
-        for (expected, level) in [("agent.cdi_timeout takes", "ERRO"), ("debug console: vsock port 1026", "WARN")] {
+        for (expected, level) in [("agent.cdi_timeout must be", "ERRO"), ("debug console: vsock port 1026", "WARN")] {
             let record = loop {
                 let line = timeout(TIMEOUT, lines.next_line()).await.expect("a line in time").unwrap().unwrap();
                 let record: serde_json::Value = serde_json::from_str(&line).unwrap();
